@@ -1,0 +1,35 @@
+"""The one vocabulary of outcomes, used by routes, checks, cases and reports alike."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a route, a check or a case ended. Every word but PASS says what is wrong."""
+
+    PASS = "PASS"
+    BYTES = "BYTES"
+    """Equal shape and dtype, different bytes."""
+    SHAPE = "SHAPE"
+    DTYPE = "DTYPE"
+    PROCESSED = "PROCESSED"
+    """A processed tensor differs from the independent derivation from the checkpoint."""
+    BOUND = "BOUND"
+    """An output lies outside the rounding bound around the exact sum."""
+    NOT_SHARED = "NOT_SHARED"
+    """Memory that should be the daemon's is not, or the reverse."""
+    MUTATED = "MUTATED"
+    """Shared bytes changed."""
+    LAYOUT = "LAYOUT"
+    """Shape, stride or logical width was not restored."""
+    WRONG_ROUTE = "WRONG_ROUTE"
+    """The weights came by another way than the route names."""
+    WRONG_KERNEL = "WRONG_KERNEL"
+    REFUSED = "REFUSED"
+    """Declined by name before anything was computed."""
+    TIMEOUT = "TIMEOUT"
+    CRASHED = "CRASHED"
+    """The process died of a signal, or ended without its result."""
+    INFRA = "INFRA"
+    """The host, not the subject, is at fault: disk, memory, permissions, processes."""
+    INCOMPLETE = "INCOMPLETE"
+    """Planned, without evidence."""

@@ -1,0 +1,187 @@
+"""The evidence model: what a run leaves on disk, and its JSON schema.
+
+`run.json` holds a RunRecord; `evidence/<case-id>.json` holds a CaseRecord; `evidence.jsonl` holds
+all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .outcome import Outcome
+
+SCHEMA_VERSION = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Verdict(StrEnum):
+    """The verdict of a whole run."""
+
+    EQUIVALENT = "EQUIVALENT"
+    NOT_EQUIVALENT = "NOT_EQUIVALENT"
+    INCOMPLETE = "INCOMPLETE"
+
+
+class ErrorRecord(_Record):
+    type: str
+    """Class name of the typed error, or of the exception that escaped."""
+    message: str
+
+
+class WitnessRecord(_Record):
+    """Positive evidence of the way that the weights took."""
+
+    files_opened: list[str] = []
+    """Weight files opened under the route's directory, as inotify saw them."""
+    decoy: bool = False
+    """True when the weight files there were decoys: true headers, then a hole."""
+    mapped_bytes: int = 0
+    """Bytes of the daemon's arena mapped into the engine."""
+    daemon_pid: int | None = None
+    """The daemon's pid, from the socket's peer credentials."""
+    checkpoint_bytes_read: int = 0
+    """Weight bytes that the engine's reader read; information only."""
+    probe: bool = False
+    """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
+
+
+class OutputRecord(_Record):
+    m: int
+    """Tokens in this forward pass."""
+    shape: list[int]
+    dtype: str
+    sha256: str
+
+
+class DigestRecord(_Record):
+    name: str
+    sha256: str
+
+
+class TensorRecord(_Record):
+    """One processed tensor as the engine held it when it ran."""
+
+    name: str
+    shape: list[int]
+    stride: list[int]
+    dtype: str
+    sha256: str
+    allocation: str
+    """Identity of the memory: `memfd:<device>:<inode>`, or `private:<pid>:<address>`."""
+    offset: int
+    """Bytes from the start of the allocation."""
+
+
+class RouteRecord(_Record):
+    outcome: Outcome
+    route_taken: str
+    """Observed: `disk`, `fallback`, `attach`, or `none`."""
+    pid: int | None = None
+    exit: int | None = None
+    """Exit status; negative is the signal that ended the process."""
+    error: ErrorRecord | None = None
+    stderr_tail: str = ""
+    witness: WitnessRecord = WitnessRecord()
+    outputs: list[OutputRecord] = []
+    processed: list[DigestRecord] = []
+    kernels: list[str] = []
+    """Names of the kernels that ran."""
+    tensors: list[TensorRecord] = []
+    timings_ms: dict[str, float] = {}
+    """Milliseconds from the start of the route to the end of each phase."""
+
+
+class CheckRecord(_Record):
+    name: str
+    verdict: Outcome
+    detail: str
+    """One sentence for people."""
+    evidence: dict[str, Any] = {}
+    """The figures that justify the verdict (builtins only)."""
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "CheckRecord":
+        if self.verdict is Outcome.PASS and not self.evidence:
+            raise ValueError(f"check {self.name!r} passes without evidence")
+        return self
+
+
+class DaemonRecord(_Record):
+    pid: int | None = None
+    transport: str = ""
+    allocation: str = ""
+    arena_bytes: int = 0
+    key: dict[str, str | None] = {}
+    """The fingerprint that both sides must share."""
+    tensors: list[TensorRecord] = []
+    """The manifest: what the daemon serves."""
+    exit: int | None = None
+    stderr_tail: str = ""
+
+
+class CaseRecord(_Record):
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`."""
+    verdict: Outcome
+    """PASS, or the first verdict that is not."""
+    node_id: str
+    """pytest node id prefix that reruns this case."""
+    checkpoint: dict[str, str] = {}
+    """`content` (digest) and `origin`."""
+    routes: dict[str, RouteRecord]
+    checks: list[CheckRecord]
+    daemon: DaemonRecord = DaemonRecord()
+    duration_ms: float
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
+
+    @property
+    def expected(self) -> Outcome:
+        return Outcome(self.case["expected"])
+
+    @property
+    def holds(self) -> bool:
+        """True when the case ended as it claims."""
+        return self.verdict is self.expected
+
+
+class Counts(_Record):
+    planned: int
+    verified: int
+    failed: int
+    incomplete: int
+    refused_as_expected: int
+
+
+class CaseEntry(_Record):
+    id: str
+    verdict: Outcome
+    expected: Outcome
+    file: str | None
+    """Path below the run's folder; None when there is no evidence."""
+
+
+class RunRecord(_Record):
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    verdict: Verdict
+    scope: Literal["gpu", "cpu-default"]
+    started: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    counts: Counts
+    environment: dict[str, Any]
+    """Grouped facts: `python`, `torch`, `host`, `gpu`, `packages`, `git`, `options`, `env`."""
+    commands: dict[str, str] = Field(default_factory=dict)
+    """`run`: the command that repeats the whole run."""
+    messages: list[str] = []
+    """What went wrong outside any case: a killed worker, an interrupted run."""
+    cases: list[CaseEntry]
