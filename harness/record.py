@@ -71,7 +71,7 @@ class TensorRecord(_Record):
     dtype: str
     sha256: str
     allocation: str
-    """Identity of the memory: `memfd:<device>:<inode>`, or `private:<pid>:<address>`."""
+    """Identity of the memory: `memfd:<major>:<minor>:<inode>`, or `private:<pid>:<address>`."""
     offset: int
     """Bytes from the start of the allocation."""
 

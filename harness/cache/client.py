@@ -1,0 +1,121 @@
+"""The engine's side of the cache: connect, prove who is there, attach."""
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from ..errors import BadFrame, BadManifest, StaleEpoch
+from .arena import PROBE_BYTES, Attachment, map_arena
+from .key import Key, key_mismatch
+from .manifest import Manifest
+from .server import VERSION
+from .socket_path import connect
+from .wire import MAX_REPLY_BYTES, peer_pid, receive_message, send_message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """An engine's hold on the daemon's memory; the open connection is the reference."""
+
+    client: "CacheClient"
+    manifest: Manifest
+    arena: Attachment
+
+
+class CacheClient:
+    """One connection to one daemon."""
+
+    def __init__(self, path: Path, *, timeout: float = 10.0) -> None:
+        """Connect.
+
+        Args:
+            path: the daemon's socket.
+            timeout: seconds for each whole exchange.
+
+        Raises:
+            DaemonUnavailable: no socket, or nobody listens.
+            UnsafeSocket, SocketPathTooLong: see `socket_path`.
+        """
+        self._path = path
+        self._timeout = timeout
+        self._connection: socket = connect(path, timeout)
+        self._epoch: str | None = None
+        self.daemon_pid = peer_pid(self._connection)
+
+    def attach(self, key: Key, transport: str) -> Attached:
+        """Map the daemon's arena.
+
+        Raises:
+            KeyMismatch: lists every differing field.
+            BadManifest, ArenaError, StaleEpoch, TruncatedMessage, DaemonUnresponsive: as named.
+        """
+        reply, fds = self._exchange({"command": "attach", "key": key})
+        try:
+            if reply["status"] == "key_mismatch":
+                raise key_mismatch(str(self._path), reply["fields"])
+            manifest = Manifest.from_json(reply.get("manifest"))
+            if len(fds) != 1 or reply.get("transport") != transport:
+                raise BadManifest(
+                    self._path,
+                    expected=f"transport {transport!r} and one descriptor",
+                    found=f"transport {reply.get('transport')!r} and {len(fds)} descriptors",
+                    remedy="Start daemon and engine with the same transport.",
+                )
+            fd = fds.pop()
+        finally:
+            for left in fds:
+                os.close(left)
+        arena = map_arena(transport, fd, manifest.arena_bytes, manifest.probe_offset)
+        return Attached(client=self, manifest=manifest, arena=arena)
+
+    def probe(self, nonce: bytes) -> None:
+        """Have the daemon write `nonce` (PROBE_BYTES) to its probe page."""
+        self._exchange({"command": "probe"}, nonce)
+
+    def digests(self) -> dict[str, str]:
+        """Have the daemon hash its arena again; tensor name to sha256."""
+        reply, _ = self._exchange({"command": "digest"})
+        return {str(name): str(value) for name, value in reply["digests"].items()}
+
+    def close(self) -> None:
+        """Drop the reference."""
+        self._connection.close()
+
+    def _exchange(
+        self, request: dict[str, Any], nonce: bytes | None = None
+    ) -> tuple[dict[str, Any], list[int]]:
+        token = (nonce or secrets.token_bytes(PROBE_BYTES)).hex()
+        deadline = time.monotonic() + self._timeout
+        send_message(
+            self._connection, {"version": VERSION, "nonce": token, **request}, deadline=deadline
+        )
+        reply, fds = receive_message(self._connection, limit=MAX_REPLY_BYTES, deadline=deadline)
+        try:
+            self._check(reply, token)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return reply, fds
+
+    def _check(self, reply: dict[str, Any], token: str) -> None:
+        if reply.get("status") not in ("ok", "key_mismatch"):
+            raise BadFrame(
+                self._path,
+                expected="status ok",
+                found=f"{reply.get('status')!r}: {str(reply.get('message'))[:200]}",
+                remedy="Check that both ends run the same loadproof.",
+            )
+        epoch = reply.get("epoch")
+        if reply.get("nonce") != token or (self._epoch is not None and epoch != self._epoch):
+            raise StaleEpoch(
+                self._path,
+                expected="the reply to this request from this daemon",
+                found=f"nonce {reply.get('nonce')!r}, epoch {epoch!r}",
+                remedy="Reconnect; the daemon was replaced, or a reply was replayed.",
+            )
+        self._epoch = epoch

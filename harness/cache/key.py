@@ -1,0 +1,58 @@
+"""The key: a fingerprint of all that decides the processed bytes. Both sides must share it."""
+
+import hashlib
+import json
+
+import torch
+
+from ..checkpoint.digest import config_digests
+from ..errors import KeyMismatch
+from ..formats.e4m3 import PROCESSING
+from ..kernels import Kernel
+from ..spec import LayerSpec
+
+from pathlib import Path
+
+Key = dict[str, str | None]
+
+
+def make_key(checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Kernel) -> Key:
+    """Fingerprint a load.
+
+    Args:
+        checkpoint: folder with the config files; no weight file is opened.
+        content: digest of the weight files.
+        layers: the layers that are processed.
+        kernel: the backend that will multiply.
+    """
+    described = json.dumps([layer.to_json() for layer in layers], sort_keys=True)
+    return {
+        "content": content,
+        **config_digests(checkpoint),
+        "layers": hashlib.sha256(described.encode()).hexdigest(),
+        "processing": PROCESSING,
+        "kernel": kernel.name,
+        "kernel_build": kernel.build_id(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": None,
+        "gpu_architecture": None,
+        "gpu_uuid": None,
+    }
+
+
+def differing_fields(daemon: Key, engine: Key) -> dict[str, list[str | None]]:
+    """Field name to [daemon's value, engine's value], for every field that differs."""
+    names = sorted(daemon.keys() | engine.keys())
+    return {n: [daemon.get(n), engine.get(n)] for n in names if daemon.get(n) != engine.get(n)}
+
+
+def key_mismatch(where: str, fields: dict[str, list[str | None]]) -> KeyMismatch:
+    """The error that lists the differing fields."""
+    listed = "; ".join(f"{name}: daemon {d!r}, engine {e!r}" for name, (d, e) in fields.items())
+    return KeyMismatch(
+        where,
+        expected="a daemon with this engine's key",
+        found=f"{len(fields)} differing fields ({listed})",
+        remedy="Start a daemon for this checkpoint and this build, or load from disk.",
+    )

@@ -1,0 +1,179 @@
+"""The manifest: which tensor lies where in the arena, and what tensors alone do not carry."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import BadManifest
+from ..formats import Layout, ProcessedLayer
+from ..spec import LayerSpec
+from ..tensor_bytes import dtype_name, dtype_of, memory_bytes, sha256
+from .arena import OFFSET_ALIGNMENT, Arena, Attachment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor in the arena."""
+
+    layer: str
+    tensor: str
+    """`weight`, `weight_scale`, `input_scale` or `bias`."""
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements; column-major weights have (1, K)."""
+    offset: int
+    """Bytes from the start of the arena; a multiple of OFFSET_ALIGNMENT."""
+    nbytes: int
+    sha256: str
+    """Of the bytes in memory order."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}.{self.tensor}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All that an engine needs to restore the layers from the arena."""
+
+    arena_bytes: int
+    probe_offset: int
+    entries: tuple[Entry, ...]
+    layouts: dict[str, Layout]
+    """By layer name."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Manifest":
+        """Read and check what came over the wire; raises BadManifest before anything is mapped."""
+        try:
+            manifest = cls(
+                arena_bytes=_whole(data["arena_bytes"]),
+                probe_offset=_whole(data["probe_offset"]),
+                entries=tuple(_entry(item) for item in data["entries"]),
+                layouts={str(name): Layout(**value) for name, value in data["layouts"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _bad("manifest", "the fields of this version", f"{type(error).__name__}: {error}") from error
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise BadManifest on an empty, overlapping, misaligned or out-of-bounds manifest."""
+        if not self.entries:
+            raise _bad("manifest", "at least one tensor", "none")
+        end = 0
+        for entry in sorted(self.entries, key=lambda e: e.offset):
+            _check_entry(entry)
+            if entry.offset < end or entry.offset + entry.nbytes > self.probe_offset:
+                raise _bad(
+                    entry.name,
+                    f"bytes within [{end}, {self.probe_offset})",
+                    f"[{entry.offset}, {entry.offset + entry.nbytes})",
+                )
+            end = entry.offset + entry.nbytes
+        if self.probe_offset >= self.arena_bytes:
+            raise _bad("probe page", f"an offset below {self.arena_bytes}", self.probe_offset)
+        if {e.layer for e in self.entries} != set(self.layouts):
+            raise _bad("layouts", "one for each layer with tensors", sorted(self.layouts))
+
+
+def _bad(where: str, expected: object, found: object) -> BadManifest:
+    return BadManifest(
+        where, expected=expected, found=found, remedy="Restart the daemon; do not attach to this one."
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**48:
+        raise ValueError(f"not a size: {value!r}")
+    return value
+
+
+def _entry(data: dict[str, Any]) -> Entry:
+    return Entry(
+        layer=str(data["layer"]),
+        tensor=str(data["tensor"]),
+        dtype=str(data["dtype"]),
+        shape=tuple(_whole(n) for n in data["shape"]),
+        stride=tuple(_whole(n) for n in data["stride"]),
+        offset=_whole(data["offset"]),
+        nbytes=_whole(data["nbytes"]),
+        sha256=str(data["sha256"]),
+    )
+
+
+def _check_entry(entry: Entry) -> None:
+    try:
+        itemsize = dtype_of(entry.dtype).itemsize
+    except KeyError:
+        raise _bad(entry.name, "a torch dtype", entry.dtype) from None
+    elements = 1
+    for size in entry.shape:
+        elements *= size
+    if elements * itemsize != entry.nbytes or len(entry.shape) != len(entry.stride):
+        raise _bad(entry.name, f"{elements * itemsize} bytes for {entry.shape}", entry.nbytes)
+    reach = sum((n - 1) * s for n, s in zip(entry.shape, entry.stride, strict=True)) + 1
+    if elements and reach != elements:
+        raise _bad(entry.name, "strides that cover its bytes once", entry.stride)
+    if entry.offset % OFFSET_ALIGNMENT:
+        raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
+
+
+def plan(layers: list[ProcessedLayer]) -> tuple[tuple[Entry, ...], int]:
+    """Place all tensors one after the other; returns the entries and the bytes they span."""
+    entries: list[Entry] = []
+    end = 0
+    for layer in layers:
+        for name, tensor in layer.tensors.items():
+            offset = -(-end // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+            nbytes = tensor.numel() * tensor.element_size()
+            entries.append(
+                Entry(
+                    layer=layer.spec.name,
+                    tensor=name,
+                    dtype=dtype_name(tensor.dtype),
+                    shape=tuple(tensor.shape),
+                    stride=tuple(tensor.stride()),
+                    offset=offset,
+                    nbytes=nbytes,
+                    sha256=sha256(tensor),
+                )
+            )
+            end = offset + nbytes
+    return tuple(entries), end
+
+
+def fill(arena: Arena, entries: tuple[Entry, ...], layers: list[ProcessedLayer]) -> Manifest:
+    """Copy the tensors to their places, freeze the arena, and describe it."""
+    tensors = {f"{layer.spec.name}.{name}": t for layer in layers for name, t in layer.tensors.items()}
+    for entry in entries:
+        arena.write(entry.offset, memory_bytes(tensors[entry.name]))
+    arena.freeze()
+    return Manifest(
+        arena_bytes=arena.nbytes,
+        probe_offset=arena.probe_offset,
+        entries=entries,
+        layouts={layer.spec.name: layer.layout for layer in layers},
+    )
+
+
+def restore(manifest: Manifest, attachment: Attachment, layer: LayerSpec) -> ProcessedLayer:
+    """The processed layer as views of the daemon's memory, with its layout; nothing is copied.
+
+    Raises:
+        BadManifest: the daemon does not hold this layer.
+    """
+    if layer.name not in manifest.layouts:
+        raise _bad(layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent")
+    tensors = {e.tensor: _view(e, attachment) for e in manifest.entries if e.layer == layer.name}
+    return ProcessedLayer(spec=layer, layout=manifest.layouts[layer.name], tensors=tensors)
+
+
+def _view(entry: Entry, attachment: Attachment) -> torch.Tensor:
+    typed = attachment.read(entry.offset, entry.nbytes).view(dtype_of(entry.dtype))
+    return typed.as_strided(entry.shape, entry.stride)

@@ -1,0 +1,146 @@
+"""The daemon's serving side: one thread a connection, and the connection is the reference.
+
+When an engine dies, by whatever signal, the kernel closes its connection and nothing is left to count.
+Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonce), `digest` (hashes again).
+"""
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from ..errors import BadFrame, LoadproofError, UnsafeSocket
+from ..tensor_bytes import sha256
+from .arena import PROBE_BYTES, Arena
+from .key import Key, differing_fields
+from .manifest import Manifest
+from .wire import MAX_REQUEST_BYTES, peer_pid, receive_message, send_message
+
+VERSION = 1
+HANDSHAKE_SECONDS = 5.0
+"""For the first request, and for completing any message once it has begun."""
+MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_PER_PID = 8
+
+
+class CacheServer:
+    """Serves one arena on one listening socket until `close`."""
+
+    def __init__(
+        self, listener: socket.socket, arena: Arena, manifest: Manifest, key: Key, transport: str
+    ) -> None:
+        self._listener = listener
+        self._arena = arena
+        self._manifest = manifest
+        self._key = key
+        self._transport = transport
+        self._epoch = os.urandom(8).hex()
+        self._open: dict[socket.socket, int] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting and drop every connection."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=2)
+        with self._lock:
+            for connection in self._open:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._admit(connection):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _admit(self, connection: socket.socket) -> bool:
+        try:
+            pid = peer_pid(connection)
+        except UnsafeSocket:
+            return False
+        with self._lock:
+            same = sum(1 for other in self._open.values() if other == pid)
+            if len(self._open) >= MAX_CONNECTIONS or same >= MAX_CONNECTIONS_PER_PID:
+                return False
+            self._open[connection] = pid
+            return True
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._answer(connection, time.monotonic() + HANDSHAKE_SECONDS)
+                while self._next_request_begins(connection):
+                    self._answer(connection, time.monotonic() + HANDSHAKE_SECONDS)
+        except (LoadproofError, OSError):
+            pass  # The engine is gone or broke the protocol; it has been told where that was possible.
+        finally:
+            with self._lock:
+                self._open.pop(connection, None)
+
+    @staticmethod
+    def _next_request_begins(connection: socket.socket) -> bool:
+        # An attached engine may stay silent for as long as it lives; only a begun message has a deadline.
+        connection.settimeout(None)
+        return bool(connection.recv(1, socket.MSG_PEEK))
+
+    def _answer(self, connection: socket.socket, deadline: float) -> None:
+        try:
+            request, fds = receive_message(connection, limit=MAX_REQUEST_BYTES, deadline=deadline)
+            for fd in fds:
+                os.close(fd)
+            reply, fd_out = self._reply(request)
+        except BadFrame as error:
+            reply, fd_out = {"status": "bad_frame", "message": str(error)}, None
+        reply["epoch"] = self._epoch
+        send_message(connection, reply, deadline=time.monotonic() + HANDSHAKE_SECONDS, fd=fd_out)
+        if reply["status"] == "bad_frame":
+            raise BadFrame("request", expected="a valid request", found="none", remedy="Reconnect.")
+
+    def _reply(self, request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        command, nonce = request.get("command"), request.get("nonce")
+        if request.get("version") != VERSION or not isinstance(nonce, str) or len(nonce) != 2 * PROBE_BYTES:
+            raise _bad_request(f"version {VERSION} and a nonce of {2 * PROBE_BYTES} hex digits", request)
+        answer: dict[str, Any] = {"status": "ok", "nonce": nonce}
+        if command == "attach":
+            return self._attach(request, answer)
+        if command == "probe":
+            self._arena.write_probe(_unhex(nonce))
+            return answer, None
+        if command == "digest":
+            return answer | {"digests": self._digests()}, None
+        raise _bad_request("a command: attach, probe or digest", command)
+
+    def _attach(self, request: dict[str, Any], answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        key = request.get("key")
+        if not isinstance(key, dict):
+            raise _bad_request("a key", key)
+        fields = differing_fields(self._key, key)
+        if fields:
+            return answer | {"status": "key_mismatch", "fields": fields}, None
+        return answer | {"transport": self._transport, "manifest": self._manifest.to_json()}, self._arena.fd
+
+    def _digests(self) -> dict[str, str]:
+        return {e.name: sha256(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
+
+
+def _unhex(nonce: str) -> bytes:
+    try:
+        return bytes.fromhex(nonce)
+    except ValueError:
+        raise _bad_request("hex digits", nonce) from None
+
+
+def _bad_request(expected: str, found: object) -> BadFrame:
+    return BadFrame(
+        "request",
+        expected=expected,
+        found=repr(found)[:100],
+        remedy="Check that both ends run the same loadproof.",
+    )

@@ -1,0 +1,52 @@
+"""JSON lines over a socket pair: how a harness and the processes it starts talk."""
+
+import json
+import socket
+import time
+from typing import Any
+
+
+class Closed(Exception):
+    """The other end is gone; not an error by itself."""
+
+
+class Channel:
+    """One end. Messages are builtins; a message is one line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message; raises Closed when nobody is there."""
+        try:
+            self._socket.settimeout(None)
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise Closed from error
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any]:
+        """The next message; raises TimeoutError after `timeout` seconds, Closed at the end."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            if deadline is not None and deadline <= time.monotonic():
+                raise TimeoutError
+            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            try:
+                chunk = self._socket.recv(65536)
+            except ConnectionError as error:
+                raise Closed from error
+            if not chunk:
+                raise Closed
+            self._buffer += chunk
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        message = json.loads(line)
+        assert isinstance(message, dict)
+        return message
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,162 @@
+"""One engine life: get the weights by the route's loader, run every M, report, exit."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from .channel import Channel
+from .errors import LoadproofError
+from .formats import ProcessedLayer
+from .kernels import Kernel, make_kernel
+from .layers import FusedFp8Linear
+from .loaders import CacheRequest, Loaded, load_from_cache, load_from_disk
+from .spec import LayerSpec
+from .tensor_bytes import dtype_name, memory_bytes, sha256
+from .witness.maps import memory_identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineJob:
+    """What an engine is asked to do."""
+
+    loader: str
+    """`disk` or `cache`."""
+    checkpoint: Path
+    layer: LayerSpec
+    kernel: str
+    transport: str
+    socket: Path
+    expected_content: str
+    fallback_allowed: bool
+    inputs: Path
+    """safetensors: `x.<m>`, [m, logical_k] in the output dtype."""
+    results: Path
+    """safetensors, written by the engine: see `run_layer` and `stored`."""
+    defect: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        paths = {n: str(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
+        return data | paths | {"layer": self.layer.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "EngineJob":
+        paths = {n: Path(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
+        return cls(**{**data, **paths, "layer": LayerSpec.from_json(data["layer"])})
+
+
+class Reporter:
+    """Sends what is known as soon as it is known, so that a crash later loses nothing."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._started = time.monotonic()
+
+    def phase(self, name: str, **observed: Any) -> None:
+        """Report that a phase is over, with what it found (builtins only)."""
+        elapsed_ms = (time.monotonic() - self._started) * 1e3
+        self._channel.send({"phase": name, "ms": round(elapsed_ms, 3), "observed": observed})
+
+    def await_go(self) -> None:
+        """Wait until the harness has looked at what was reported."""
+        self._channel.receive(timeout=60)
+
+
+def main(channel: Channel) -> None:
+    """An engine life under the harness: job in, phases out, results in a file."""
+    job = EngineJob.from_json(channel.receive())
+    reporter = Reporter(channel)
+    # One thread, recorded: a sum split over threads would be another order of additions.
+    torch.set_num_threads(1)
+    if job.defect:
+        from . import defects
+
+        defects.plant(job.defect, "engine", job.loader)
+    try:
+        live(job, reporter)
+    except LoadproofError as error:
+        described = {"type": type(error).__name__, "message": str(error)}
+        reporter.phase("failed", error=described, outcome=error.outcome.value)
+
+
+def live(job: EngineJob, reporter: Reporter) -> None:
+    """Load, prove where the memory is, run, and show that running changed nothing."""
+    reporter.phase("started", threads=torch.get_num_threads())
+    kernel = make_kernel(job.kernel)
+    loaded = load(job, kernel)
+    processed = loaded.layers[0]
+    reporter.phase("loaded", **describe(loaded, processed))
+    if loaded.attached:
+        reporter.await_go()
+        reporter.phase("probed", probe=loaded.attached.arena.read_probe().hex())
+    layer = FusedFp8Linear(processed, kernel, preprocessed=loaded.route_taken == "attach")
+    results = run_layer(layer, load_file(job.inputs))
+    reporter.phase("ran", kernels=kernel.launched)
+    save_file(results | stored(processed), job.results)
+    reporter.phase("finished", tensors_after=digests(processed))
+
+
+def load(job: EngineJob, kernel: Kernel) -> Loaded:
+    """By the job's loader; raises as the loaders do."""
+    if job.loader == "disk":
+        return load_from_disk(job.checkpoint, [job.layer])
+    request = CacheRequest(
+        socket=job.socket,
+        transport=job.transport,
+        expected_content=job.expected_content,
+        fallback_allowed=job.fallback_allowed,
+    )
+    return load_from_cache(job.checkpoint, [job.layer], kernel, request)
+
+
+def run_layer(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For each `x.<m>`: `output.<m>`, `activation.<m>` (E4M3) and `activation_scale.<m>`."""
+    results: dict[str, torch.Tensor] = {}
+    for name, x in inputs.items():
+        m = name.removeprefix("x.")
+        quantized, scale = layer.quantize(x)
+        results[f"activation.{m}"] = quantized
+        results[f"activation_scale.{m}"] = scale.clone()
+        results[f"output.{m}"] = layer.multiply(quantized, scale)
+    return results
+
+
+def stored(processed: ProcessedLayer) -> dict[str, torch.Tensor]:
+    """`processed.<tensor>`: the bytes in memory order, uint8 [nbytes], copied out of shared memory."""
+    return {f"processed.{name}": memory_bytes(t).clone() for name, t in processed.tensors.items()}
+
+
+def digests(processed: ProcessedLayer) -> dict[str, str]:
+    """Full tensor name to sha256 of its bytes, as they are now."""
+    return {f"{processed.spec.name}.{name}": sha256(t) for name, t in processed.tensors.items()}
+
+
+def describe(loaded: Loaded, processed: ProcessedLayer) -> dict[str, Any]:
+    """What the engine holds, in builtins: route, layout, tensors and where they lie."""
+    attached = loaded.attached
+    return {
+        "route_taken": loaded.route_taken,
+        "layout": processed.layout.to_json(),
+        "tensors": [_tensor(processed, name) for name in processed.tensors],
+        "checkpoint_bytes_read": loaded.bytes_read,
+        "mapped_bytes": attached.arena.nbytes if attached else 0,
+        "daemon_pid": attached.client.daemon_pid if attached else None,
+    }
+
+
+def _tensor(processed: ProcessedLayer, name: str) -> dict[str, Any]:
+    tensor = processed.tensors[name]
+    allocation, offset = memory_identity(tensor)
+    return {
+        "name": f"{processed.spec.name}.{name}",
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "dtype": dtype_name(tensor.dtype),
+        "sha256": sha256(tensor),
+        "allocation": allocation,
+        "offset": offset,
+    }

@@ -1,0 +1,62 @@
+"""ModelOpt `FP8`: static per-tensor weight scale and static input scale, one per projection.
+
+Source: vLLM 0.33.0, the ModelOpt quantisation layer and its `requantize_with_max_scale`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..checkpoint.layers import ProjectionTensors
+from ..errors import BadScale
+from ..spec import LayerSpec, Scheme
+from .e4m3 import dequantize_fp16, quantize_static
+from .padding import fused_bias, transposed_and_padded
+from .protocol import Layout, ProcessedLayer
+
+
+def requantized_to(scale: torch.Tensor, projection: ProjectionTensors) -> torch.Tensor:
+    """The projection's E4M3 [N, K] weight, expressed in the fused layer's weight scale."""
+    half = projection.weight_scale.to(torch.float16)
+    if not (torch.isfinite(half) and half > 0):
+        raise BadScale(
+            f"{projection.projection.name}.weight_scale",
+            expected="a scale that float16 can hold, since requantisation dequantises in float16",
+            found=f"{projection.weight_scale.item():.9g}, which rounds to {half.item():g}",
+            remedy="Export the fused projections with equal scales, or with scales above 6e-8.",
+        )
+    return quantize_static(dequantize_fp16(projection.weight, projection.weight_scale), scale)
+
+
+class PerTensorFp8:
+    """One weight scale and one input scale for the whole fused layer: the largest of each."""
+
+    scheme = Scheme.FP8
+
+    def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
+        """See `Format.process`. Equal weight scales leave the weight's bytes untouched."""
+        scales = torch.stack([p.weight_scale for p in projections])
+        fused_scale = scales.max()
+        if bool((scales == scales[0]).all()):
+            weights = [p.weight for p in projections]
+        else:
+            weights = [requantized_to(fused_scale, p) for p in projections]
+        fused = torch.cat([w.view(torch.uint8) for w in weights]).view(weights[0].dtype)
+        tensors = {
+            "weight": transposed_and_padded(fused, layer),
+            "weight_scale": fused_scale,
+            "input_scale": self.largest_input_scale(projections),
+            **fused_bias(layer, projections),
+        }
+        return ProcessedLayer(spec=layer, layout=Layout.of(layer), tensors=tensors)
+
+    def largest_input_scale(self, projections: Sequence[ProjectionTensors]) -> torch.Tensor:
+        """float32 (): the input is quantised once for all projections, so the largest scale rules."""
+        return torch.stack([p.input_scale for p in projections if p.input_scale is not None]).max()
+
+    def quantize_activation(
+        self, x: torch.Tensor, processed: ProcessedLayer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Format.quantize_activation`; the scale is ()."""
+        scale = processed.tensors["input_scale"]
+        return quantize_static(x, scale), scale

@@ -1,0 +1,39 @@
+"""Fusing and padding, common to all formats."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import pad
+
+from ..checkpoint.layers import ProjectionTensors
+from ..spec import LayerSpec
+from ..tensor_bytes import dtype_of
+from .e4m3 import E4M3
+
+
+def transposed_and_padded(weight: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
+    """E4M3 [logical_width, logical_k] to a column-major view [padded_k, padded_width].
+
+    The stored rows are [padded_width, padded_k]; padding is the byte 0, which is +0.
+    """
+    rows, columns = layer.padded_width - weight.shape[0], layer.padded_k - weight.shape[1]
+    return pad(weight.view(torch.uint8), (0, columns, 0, rows)).contiguous().view(E4M3).t()
+
+
+def padded_channel_scale(scale: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
+    """float32 [logical_width] to [padded_width]; padded channels get 1.0, so that 0 x scale stays 0."""
+    return pad(scale, (0, layer.padded_width - scale.shape[0]), value=1.0)
+
+
+def fused_bias(layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> dict[str, torch.Tensor]:
+    """`{"bias": [padded_width]}` in the output dtype, padded with zeros; empty without bias."""
+    biases = [p.bias for p in projections if p.bias is not None]
+    if not biases:
+        return {}
+    bias = torch.cat(biases).to(dtype_of(layer.out_dtype))
+    return {"bias": pad(bias, (0, layer.padded_width - bias.shape[0]))}
+
+
+def padded_activation(quantized: torch.Tensor, padded_k: int) -> torch.Tensor:
+    """E4M3 [M, K] to [M, padded_k] with zero bytes."""
+    return pad(quantized.view(torch.uint8), (0, padded_k - quantized.shape[1])).view(E4M3)

@@ -1,0 +1,69 @@
+"""What a quantisation format does, and what it leaves: the processed layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..checkpoint.layers import ProjectionTensors
+from ..spec import LayerSpec, Scheme
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the tensors alone do not say, and an attached engine must restore."""
+
+    logical_width: int
+    """Output features that a caller sees."""
+    padded_width: int
+    """Columns of the processed weight."""
+    logical_k: int
+    """Input features that a caller passes."""
+    padded_k: int
+    """Rows of the processed weight."""
+    transposed: bool
+    """True once the weight is [K, N] column-major: post-load processing has run."""
+
+    @classmethod
+    def of(cls, layer: LayerSpec) -> "Layout":
+        """The layout that a correctly processed `layer` has."""
+        return cls(
+            logical_width=layer.logical_width,
+            padded_width=layer.padded_width,
+            logical_k=layer.logical_k,
+            padded_k=layer.padded_k,
+            transposed=True,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedLayer:
+    """A layer after post-load processing: exactly what the daemon serves."""
+
+    spec: LayerSpec
+    layout: Layout
+    tensors: dict[str, torch.Tensor]
+    """`weight` E4M3 [padded_k, padded_width] column-major; `weight_scale` float32 () or
+    [padded_width]; `input_scale` float32 () where static; `bias` [padded_width] in the output dtype."""
+
+
+class Format(Protocol):
+    """One file per scheme implements this."""
+
+    scheme: Scheme
+
+    def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
+        """Fuse, requantise, transpose and pad what the checkpoint holds.
+
+        Raises:
+            BadScale: a scale cannot be used by the arithmetic.
+        """
+
+    def quantize_activation(
+        self, x: torch.Tensor, processed: ProcessedLayer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[M, K] to E4M3 [M, K] and its float32 scale, () or [M, 1]."""

@@ -1,0 +1,40 @@
+"""What a kernel backend offers."""
+
+from typing import Protocol
+
+import torch
+
+
+class Kernel(Protocol):
+    """An FP8 scaled matrix multiplication."""
+
+    name: str
+    accepts_preprocessed: bool
+    """Whether the backend declares support for weights that a daemon has already processed."""
+    launched: list[str]
+    """Names of the kernels that ran in this process, in order of first use."""
+
+    def build_id(self) -> str:
+        """Identifies the code that runs; part of the cache key."""
+
+    def scaled_mm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """(a @ b) * scale_a * scale_b + bias, as [M, N] in `out_dtype`.
+
+        Args:
+            a: E4M3 [M, K], row-major and packed.
+            b: E4M3 [K, N], column-major and packed.
+            scale_a: float32 () or [M, 1].
+            scale_b: float32 () or [N].
+            bias: [N] in `out_dtype`, or None.
+
+        Raises:
+            KernelContractError: an operand breaks the contract above, or CUTLASS's alignment.
+        """

@@ -1,0 +1,74 @@
+"""The CPU reference kernel: exact, so its bytes depend on nothing but the operands.
+
+E4M3 values are integers times 2^-9 below 2^18, so a product is an integer below 2^36 and a sum of
+2^17 of them stays below 2^53: float64 holds every partial sum exactly, in whatever order.
+"""
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from ..errors import KernelContractError
+from .contract import check_operands
+
+MAX_EXACT_K = 2**17
+
+
+def rounded_once(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float64 of any shape to bfloat16 or float16, nearest-even, with one rounding.
+
+    torch goes through float32, which would round twice; so the float32 step here truncates and keeps
+    "there was more" in the last bit (round to odd), which the second step cannot mistake for a tie.
+    """
+    single = exact.to(torch.float32)
+    wide = single.to(torch.float64)
+    bits = single.view(torch.int32)
+    bits = torch.where(wide.abs() > exact.abs(), bits - 1, bits)
+    bits = torch.where(wide != exact, bits | 1, bits)
+    odd = torch.where(torch.isfinite(single), bits.view(torch.float32), single)
+    return odd.to(dtype)
+
+
+class ReferenceKernel:
+    """float64 accumulation, scales and bias in float64, one rounding to the output dtype."""
+
+    name = "reference"
+    accepts_preprocessed = True
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def build_id(self) -> str:
+        """Hash of this source and of the torch build that executes it."""
+        source = Path(__file__).read_bytes()
+        return hashlib.sha256(source + torch.__version__.encode()).hexdigest()[:16]
+
+    def scaled_mm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """See `Kernel.scaled_mm`; K above 2^17 is refused, since it would no longer be exact."""
+        check_operands(a, b, scale_a, scale_b, bias, out_dtype)
+        if a.shape[1] > MAX_EXACT_K:
+            raise KernelContractError(
+                "scaled_mm operand 'a'",
+                expected=f"K of at most {MAX_EXACT_K}, so that float64 sums are exact",
+                found=a.shape[1],
+                remedy="Use a GPU kernel for this layer.",
+            )
+        self._note("reference_scaled_mm_float64")
+        out = a.to(torch.float64) @ b.to(torch.float64)
+        out *= scale_a.to(torch.float64) * scale_b.to(torch.float64)
+        if bias is not None:
+            out += bias.to(torch.float64)
+        return rounded_once(out, out_dtype)
+
+    def _note(self, kernel: str) -> None:
+        if kernel not in self.launched:
+            self.launched.append(kernel)

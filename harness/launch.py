@@ -1,0 +1,140 @@
+"""Starting, watching and ending processes. Nothing started here outlives the harness."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .channel import Channel, Closed
+from .errors import LaunchError, ProcessTimeout
+
+START_SECONDS = 120.0
+"""For importing torch once, on a cold disk."""
+EXIT_SECONDS = 5.0
+STDERR_TAIL_BYTES = 16 * 1024
+
+
+class Forkserver:
+    """A process that has imported torch, and forks engines and daemons."""
+
+    def __init__(self) -> None:
+        """Start it and check that the preload really happened; raises LaunchError."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
+        # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        self._socket, self._main = ours, Channel(ours)
+        self._exits: dict[int, int] = {}
+        self._check(self._receive(START_SECONDS))
+
+    def spawn(self, kind: str, stderr: Path) -> "Child":
+        """Start a process life: `engine` or `daemon`. Its output goes to the file `stderr`."""
+        ours, theirs = socket.socketpair()
+        with theirs, stderr.open("wb") as log:
+            socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
+            while "pid" not in (reply := self._receive(EXIT_SECONDS)):
+                self._exits[reply["exited"]] = reply["status"]
+        return Child(reply["pid"], Channel(ours), stderr, self._wait)
+
+    def close(self) -> None:
+        """End the server, and with it every process it forked."""
+        self._main.close()
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait(self, pid: int, timeout: float) -> int | None:
+        deadline = time.monotonic() + timeout
+        while pid not in self._exits:
+            try:
+                message = self._main.receive(max(deadline - time.monotonic(), 0))
+            except TimeoutError:
+                return None
+            except Closed:
+                self._exits[pid] = -signal.SIGKILL
+                break
+            self._exits[message["exited"]] = message["status"]
+        return self._exits[pid]
+
+    def _receive(self, timeout: float) -> dict[str, Any]:
+        try:
+            return self._main.receive(timeout)
+        except (Closed, TimeoutError) as error:
+            raise LaunchError(
+                "forkserver",
+                expected=f"an answer within {timeout:g} s",
+                found=f"{type(error).__name__}, exit status {self._process.poll()}",
+                remedy="Run `python -c 'import torch'` to see whether torch imports here.",
+            ) from error
+
+    def _check(self, ready: dict[str, Any]) -> None:
+        if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
+            raise LaunchError(
+                "forkserver",
+                expected="torch, engine and daemon imported, and one thread",
+                found=f"{ready['modules']} and {ready['threads']} threads",
+                remedy="Check what imports torch or starts threads at interpreter start (sitecustomize, .pth files).",
+            )
+
+
+class Child:
+    """One started process: its pid, its channel and the file that takes its stderr."""
+
+    def __init__(
+        self, pid: int, channel: Channel, stderr: Path, wait: Callable[[int, float], int | None]
+    ) -> None:
+        self.pid = pid
+        self.channel = channel
+        self.exit: int | None = None
+        self._stderr = stderr
+        self._wait = wait
+
+    def wait(self, timeout: float = EXIT_SECONDS) -> int | None:
+        """The exit status (negative: the signal), or None when it still runs after `timeout` seconds."""
+        if self.exit is None:
+            self.exit = self._wait(self.pid, timeout)
+        return self.exit
+
+    def end(self) -> int | None:
+        """SIGTERM, then SIGKILL; returns the exit status. Harmless when it is gone already."""
+        self.channel.close()
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self.wait(0) is None:
+                self._signal(signum)
+                self.wait(2.0)
+        return self.exit
+
+    def abort(self, phase: str, seconds: float) -> ProcessTimeout:
+        """Have a hung process write its stacks, kill it, and return the error that says so."""
+        self._signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        self._signal(signal.SIGKILL)
+        self.wait()
+        return ProcessTimeout(
+            f"process {self.pid}",
+            expected=f"the phase after {phase!r} within {seconds:g} s",
+            found="no message",
+            remedy="The stacks of all its threads are at the end of its stderr.",
+        )
+
+    def stderr_tail(self) -> str:
+        """The end of what the process wrote."""
+        with self._stderr.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+            return log.read().decode("utf-8", "backslashreplace")
+
+    def _signal(self, signum: int) -> None:
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            pass

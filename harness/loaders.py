@@ -1,0 +1,104 @@
+"""The two loaders: from the disk, and from the weight cache with or without fallback."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cache.client import Attached, CacheClient
+from .cache.key import make_key
+from .cache.manifest import restore
+from .checkpoint.config import read_quantization, scheme_of
+from .checkpoint.layers import checked_projections, tensor_names
+from .checkpoint.reader import CheckpointReader
+from .errors import DaemonUnavailable, WrongTensor
+from .formats import FORMATS, ProcessedLayer
+from .kernels import Kernel
+from .spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Layers that are ready to run, and how they came."""
+
+    layers: list[ProcessedLayer]
+    route_taken: str
+    """`disk`, `fallback` or `attach`: set where it happens, and checked against the witnesses."""
+    bytes_read: int = 0
+    attached: Attached | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRequest:
+    """How to reach the daemon."""
+
+    socket: Path
+    transport: str
+    expected_content: str
+    fallback_allowed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRead:
+    """What one pass over the checkpoint gave."""
+
+    layers: list[ProcessedLayer]
+    content: str
+    """Digest of the checkpoint; "" unless it was asked for."""
+    bytes_read: int
+
+
+def read_layers(checkpoint: Path, layers: Sequence[LayerSpec], *, digested: bool = False) -> DiskRead:
+    """Read the layers from disk and run their post-load processing.
+
+    Args:
+        digested: hash the whole checkpoint in the same pass, so that what is loaded is what was hashed.
+
+    Raises:
+        RefusedScheme: by the checkpoint's quant_algo, before a weight is read.
+        CheckpointError: as named.
+    """
+    _require_scheme(checkpoint, layers)
+    with CheckpointReader(checkpoint) as reader:
+        names = [name for layer in layers for name in tensor_names(layer)]
+        tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
+        bytes_read = reader.bytes_read
+    processed = [
+        FORMATS[layer.scheme].process(layer, checked_projections(layer, tensors, checkpoint))
+        for layer in layers
+    ]
+    return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
+
+
+def load_from_disk(checkpoint: Path, layers: Sequence[LayerSpec], route_taken: str = "disk") -> Loaded:
+    """The disk loader; raises as `read_layers` does."""
+    read = read_layers(checkpoint, layers)
+    return Loaded(layers=read.layers, route_taken=route_taken, bytes_read=read.bytes_read)
+
+
+def load_from_cache(
+    checkpoint: Path, layers: Sequence[LayerSpec], kernel: Kernel, request: CacheRequest
+) -> Loaded:
+    """The cache loader. Only the absence of a daemon permits fallback; every other error stands."""
+    _require_scheme(checkpoint, layers)
+    try:
+        client = CacheClient(request.socket)
+    except DaemonUnavailable:
+        if not request.fallback_allowed:
+            raise
+        return load_from_disk(checkpoint, layers, route_taken="fallback")
+    key = make_key(checkpoint, request.expected_content, list(layers), kernel)
+    attached = client.attach(key, request.transport)
+    restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
+    return Loaded(layers=restored, route_taken="attach", attached=attached)
+
+
+def _require_scheme(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
+    for layer in layers:
+        if layer.scheme is not scheme:
+            raise WrongTensor(
+                f"{checkpoint}: {layer.name}",
+                expected=f"quant_algo {layer.scheme}",
+                found=f"quant_algo {scheme}",
+                remedy="Ask for the layer in the scheme in which the checkpoint was exported.",
+            )

@@ -1,0 +1,82 @@
+"""What was observed of a case: the input of every check. No verdicts here."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .checkpoint.layers import ProjectionTensors
+from .outcome import Outcome
+from .record import DaemonRecord, ErrorRecord
+from .routes import ROUTES, Route
+from .spec import CaseSpec
+
+
+class Missing(Exception):
+    """A route did not get far enough to show what a check asks for."""
+
+    def __init__(self, route: str, outcome: Outcome, what: str) -> None:
+        self.route = route
+        self.outcome = outcome
+        super().__init__(f"route {route} ended as {outcome} without {what}")
+
+
+@dataclass(kw_only=True)
+class RouteObservation:
+    """One engine life, filled in as its messages arrive."""
+
+    route: Route
+    outcome: Outcome = Outcome.INCOMPLETE
+    """PASS once the engine finished; otherwise how it ended."""
+    pid: int | None = None
+    exit: int | None = None
+    error: ErrorRecord | None = None
+    stderr_tail: str = ""
+    reported: dict[str, Any] = field(default_factory=dict)
+    """What the engine said of itself: route_taken, layout, tensors, kernels, tensors_after, ..."""
+    timings_ms: dict[str, float] = field(default_factory=dict)
+    files_opened: list[str] = field(default_factory=list)
+    """By inotify, not by the engine's word."""
+    decoy: bool = False
+    nonce: str | None = None
+    """What the daemon was told to write after the engine had attached."""
+    daemon_digests: dict[str, str] | None = None
+    """The arena hashed again by the daemon, after the engine had exited."""
+    results: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The engine's safetensors file: see `engine.run_layer` and `engine.stored`."""
+
+    def said(self, name: str) -> Any:
+        """What the engine reported under `name`; raises Missing."""
+        if name not in self.reported:
+            raise Missing(self.route.name, self._ending(), repr(name))
+        return self.reported[name]
+
+    def result(self, name: str) -> torch.Tensor:
+        """A tensor of the engine's result file; raises Missing."""
+        if name not in self.results:
+            raise Missing(self.route.name, self._ending(), f"tensor {name!r}")
+        return self.results[name]
+
+    def _ending(self) -> Outcome:
+        return Outcome.INCOMPLETE if self.outcome is Outcome.PASS else self.outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseObservation:
+    """All four routes of one case, and what they are held against."""
+
+    case: CaseSpec
+    routes: dict[str, RouteObservation]
+    daemon: DaemonRecord
+    projections: list[ProjectionTensors]
+    """The checkpoint as the harness itself read it."""
+    inputs: dict[str, torch.Tensor]
+    """`x.<m>`, [m, logical_k]."""
+    kernel_accepts_preprocessed: bool
+
+    def in_order(self) -> list[RouteObservation]:
+        """The four routes; raises Missing when one was never run."""
+        for route in ROUTES:
+            if route.name not in self.routes:
+                raise Missing(route.name, Outcome.INCOMPLETE, "any observation")
+        return [self.routes[route.name] for route in ROUTES]

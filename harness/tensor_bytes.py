@@ -1,0 +1,36 @@
+"""Tensors as bytes: what "bit-exact" means here.
+
+Equality is shape, dtype, then bytes; so -0 differs from +0, and a NaN equals only the same NaN.
+"""
+
+import hashlib
+
+import torch
+
+
+def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of `tensor` in the order in which memory holds them, as uint8 of shape [nbytes].
+
+    A column-major [K, N] weight comes out as its stored [N, K] rows; no copy where the tensor is dense.
+    """
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    dense = tensor.detach().permute(order).contiguous().cpu()
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def sha256(tensor: torch.Tensor) -> str:
+    """Hex sha256 of `memory_bytes(tensor)`."""
+    return hashlib.sha256(memory_bytes(tensor).numpy().data).hexdigest()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float8_e4m3fn` as `float8_e4m3fn`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The inverse of `dtype_name`; raises KeyError for what is not a dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise KeyError(name)
+    return dtype

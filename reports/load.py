@@ -1,0 +1,108 @@
+"""A run folder, read and checked: the only input of every report."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from loadproof.harness.errors import InvalidInput
+from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, RunRecord, Verdict
+
+_Model = TypeVar("_Model", RunRecord, CaseRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as its folder holds it; `cases` follow the order of `record.cases`."""
+
+    record: RunRecord
+    cases: tuple[CaseRecord, ...]
+    folder: Path
+    """Where it was read; never part of a report."""
+
+
+def load_run(path: Path) -> Run:
+    """Read `run.json` and the evidence beside it; raises InvalidInput unless they fit together."""
+    record = _parse(RunRecord, _text(path / "run.json"), "run.json")
+    by_id: dict[str, CaseRecord] = {}
+    for where, text in _evidence_texts(path):
+        case = _parse(CaseRecord, text, where)
+        _require_usable(case, record, where)
+        if case.id in by_id:
+            raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
+        by_id[case.id] = case
+    _require_consistent(record, by_id)
+    cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
+    return Run(record=record, cases=cases, folder=path)
+
+
+def _evidence_texts(path: Path) -> list[tuple[str, str]]:
+    """Every case record's text with the name to blame: the single files, or else `evidence.jsonl`."""
+    files = sorted((path / "evidence").glob("*.json"))
+    if files:
+        return [(f"evidence/{file.name}", _text(file)) for file in files]
+    lines_file = path / "evidence.jsonl"
+    if not lines_file.is_file():
+        return []
+    lines = _text(lines_file).split("\n")
+    return [(f"evidence.jsonl line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+        raise _invalid(path, "a readable UTF-8 file", reason) from error
+
+
+def _parse(model: type[_Model], text: str, where: str) -> _Model:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise _invalid(where, "JSON", str(error)) from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        expected, remedy = f"schema_version up to {SCHEMA_VERSION}", "Use a newer loadproof."
+        raise InvalidInput(where, expected=expected, found=version, remedy=remedy)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the record"
+        raise _invalid(where, f"a {model.__name__}", f"{field}: {first['msg']}") from error
+
+
+def _require_usable(case: CaseRecord, record: RunRecord, where: str) -> None:
+    if case.run_id != record.run_id:
+        raise _invalid(where, f"evidence of run {record.run_id!r}", f"evidence of run {case.run_id!r}")
+    try:
+        _ = case.id, case.expected
+    except (KeyError, ValueError) as error:
+        raise _invalid(where, "a case with `id` and `expected`", repr(error)) from error
+
+
+def _require_consistent(record: RunRecord, by_id: dict[str, CaseRecord]) -> None:
+    """`run.json` and the evidence tell the same story."""
+    entries = {entry.id: entry for entry in record.cases}
+    if len(entries) != len(record.cases):
+        raise _invalid("run.json", "each case once", "a case listed twice")
+    if unlisted := sorted(set(by_id) - set(entries)):
+        raise _invalid("run.json", "every case with evidence", f"no entry for {unlisted[0]!r}")
+    for entry in record.cases:
+        case = by_id.get(entry.id)
+        if case is None and entry.file is not None:
+            raise _invalid(entry.file, f"the evidence of {entry.id!r}", "no such evidence")
+        if case and (case.verdict, case.expected) != (entry.verdict, entry.expected):
+            said = f"{entry.verdict} in run.json and {case.verdict} in the evidence"
+            raise _invalid(f"case {entry.id!r}", "one verdict", said)
+    shown = [case for case in by_id.values() if case.holds]
+    if record.verdict is Verdict.EQUIVALENT and (not entries or len(shown) != len(entries)):
+        found = f"evidence that {len(shown)} of {len(entries)} hold"
+        raise _invalid("run.json", "EQUIVALENT only where every case holds", found)
+
+
+def _invalid(where: object, expected: str, found: str) -> InvalidInput:
+    return InvalidInput(where, expected=expected, found=found, remedy="Give the folder of one whole run.")

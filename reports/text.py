@@ -1,0 +1,71 @@
+"""Turning recorded values into text that is short and inert."""
+
+import json
+import re
+from typing import Any
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, bidirectional overrides and lone surrogates."""
+_ANSI = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
+_HOME = re.compile(r"/(?:home|Users)/[^/\s:\"']+|(?<![\w.])/root(?=/)")
+
+_HEX_SHOWN = 12
+_VALUE_LIMIT = 400
+
+
+def clean(text: str) -> str:
+    """Without terminal colours and control characters, and with home folders as `~`."""
+    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _HOME.sub("~", _CONTROLS.sub("\ufffd", text))
+
+
+def one_line(text: str) -> str:
+    """`clean`, with every run of white space as one space."""
+    return " ".join(clean(text).split())
+
+
+def short_hash(digest: str) -> str:
+    """The first digits of a digest; enough to compare by eye."""
+    return digest if len(digest) <= _HEX_SHOWN else f"{digest[:_HEX_SHOWN]}…"
+
+
+def tail(text: str, limit: int = 8192) -> str:
+    """The end of a long text, with the cut stated."""
+    return text if len(text) <= limit else f"[{len(text) - limit} characters cut]\n{text[-limit:]}"
+
+
+def size(count: int) -> str:
+    """A number of bytes, exact, with separators."""
+    return f"{count:,} B"
+
+
+def duration(seconds: float) -> str:
+    """`0.84 s`, `12.3 s`, `4 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def scalar(value: Any) -> str:
+    """One value as text; containers as compact JSON, cut where long."""
+    if isinstance(value, bool) or value is None:
+        text = {True: "yes", False: "no", None: "none"}[value]
+    elif isinstance(value, str | int | float):
+        text = str(value)
+    else:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}… [{len(text)} characters]"
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested mappings as (`a.b`, text) pairs, in the order given."""
+    if not isinstance(value, dict) or not value:
+        return [(prefix, scalar(value))] if prefix else []
+    pairs: list[tuple[str, str]] = []
+    for key, inner in value.items():
+        pairs += flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return pairs

@@ -1,0 +1,149 @@
+"""What the reports show of a run: cases in reading order, and the facts in their tables."""
+
+import hashlib
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, OutputRecord, RouteRecord
+from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
+
+from .load import Run
+
+VERDICT_CHECKS = (
+    ("Outputs", "outputs_exact"),
+    ("Shared", "pointers_shared"),
+    ("Contents", "contents_preserved"),
+)
+"""The three verdicts that are never merged: column title, check."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseView:
+    """One planned case: its entry in `run.json`, and its evidence where there is any."""
+
+    entry: CaseEntry
+    record: CaseRecord | None
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def anchor(self) -> str:
+        """A fragment that is stable between runs and safe whatever the id holds."""
+        return "case-" + hashlib.sha256(self.id.encode()).hexdigest()[:10]
+
+    @property
+    def expected(self) -> Outcome:
+        return self.entry.expected
+
+    @property
+    def verdict(self) -> Outcome:
+        """INCOMPLETE where nothing was recorded, whatever the entry says."""
+        return self.record.verdict if self.record else Outcome.INCOMPLETE
+
+    @property
+    def holds(self) -> bool:
+        return self.record is not None and self.record.holds
+
+    @property
+    def routes(self) -> dict[str, RouteRecord | None]:
+        """The four routes in their order; None where one left nothing."""
+        found = self.record.routes if self.record else {}
+        return {route.name: found.get(route.name) for route in ROUTES}
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """How each route ended; INCOMPLETE where it left nothing."""
+        return {n: r.outcome if r else Outcome.INCOMPLETE for n, r in self.routes.items()}
+
+    @property
+    def failed_checks(self) -> list[CheckRecord]:
+        checks = self.record.checks if self.record else []
+        return [c for c in checks if c.verdict not in (Outcome.PASS, self.expected)]
+
+    @property
+    def reason(self) -> str:
+        """Why the case does not hold, in one sentence."""
+        if self.record is None:
+            return "Planned, but it left no evidence."
+        if self.failed_checks:
+            first = self.failed_checks[0]
+            return f"{first.name}: {first.detail}"
+        for name, route in self.routes.items():
+            if route and route.error:
+                return f"{name}: {route.error.type}: {route.error.message}"
+        return f"Ended as {self.verdict}; {self.expected} was expected."
+
+    @property
+    def rerun(self) -> str:
+        """The command that repeats this case alone; empty where no node id is known."""
+        return _pytest_command(self.record.node_id) if self.record else ""
+
+    def check(self, name: str) -> Outcome | None:
+        """The verdict of the named check; None where it was not made."""
+        if self.record is None:
+            return Outcome.INCOMPLETE
+        return next((c.verdict for c in self.record.checks if c.name == name), None)
+
+    def output_rows(self) -> list[dict[str, OutputRecord | None]]:
+        """For each M, the output of each route."""
+        sizes = sorted({o.m for r in self.routes.values() if r for o in r.outputs})
+        return [{n: _output(r, m) for n, r in self.routes.items()} for m in sizes]
+
+    def output_digest(self) -> str:
+        """One digest of the reference's outputs: the sha256 itself, or that of the list of them."""
+        reference = self.routes[REFERENCE_ROUTE.name]
+        digests = [output.sha256 for output in reference.outputs] if reference else []
+        return digests[0] if len(digests) == 1 else digest(digests) if digests else ""
+
+    def phases(self) -> list[str]:
+        """Names of the timed phases, in order of appearance."""
+        return list(dict.fromkeys(p for r in self.routes.values() if r for p in r.timings_ms))
+
+
+def cases_in_order(run: Run) -> list[CaseView]:
+    """Every planned case; those that do not hold first, otherwise as the run lists them."""
+    by_id = {case.id: case for case in run.cases}
+    views = [CaseView(entry, by_id.get(entry.id)) for entry in run.record.cases]
+    return sorted(views, key=lambda view: view.holds)
+
+
+def values_of(run: Run, field: str) -> str:
+    """The distinct values of a field of the cases, e.g. all transports."""
+    found = sorted({str(case.case[field]) for case in run.cases if field in case.case})
+    return ", ".join(found) or "none"
+
+
+def device(run: Run) -> str:
+    """The GPU's name where one was recorded, or `CPU`."""
+    if run.record.scope == "cpu-default":
+        return "CPU"
+    gpu: Any = run.record.environment.get("gpu")
+    found = gpu if isinstance(gpu, list) else [gpu]
+    names = [str(one["name"]) for one in found if isinstance(one, dict) and one.get("name")]
+    return ", ".join(dict.fromkeys(names)) or "GPU, name not recorded"
+
+
+def evidence_sha256(run: Run) -> str:
+    """Digest of everything that the report was made from, independent of file layout."""
+    return digest([part.model_dump(mode="json") for part in (run.record, *run.cases)])
+
+
+def digest(value: Any) -> str:
+    """sha256 of the value's JSON with sorted keys and no white space."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _output(route: RouteRecord | None, m: int) -> OutputRecord | None:
+    return next((output for output in route.outputs if output.m == m), None) if route else None
+
+
+def _pytest_command(node_id: str) -> str:
+    plain = re.fullmatch(r"[\w\-./:\[\] ,=+@%]+", node_id)
+    return f'pytest "{node_id}"' if plain else f"pytest {shlex.quote(node_id)}"
