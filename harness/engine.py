@@ -26,6 +26,8 @@ class EngineJob:
     loader: str
     """`disk` or `cache`."""
     checkpoint: Path
+    links_into: Path | None
+    """The folder that symbolic links in `checkpoint` lead into; None where its files are real."""
     layer: LayerSpec
     kernel: str
     transport: str
@@ -41,12 +43,14 @@ class EngineJob:
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         paths = {n: str(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
-        return data | paths | {"layer": self.layer.to_json()}
+        links = None if self.links_into is None else str(self.links_into)
+        return data | paths | {"layer": self.layer.to_json(), "links_into": links}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "EngineJob":
         paths = {n: Path(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
-        return cls(**{**data, **paths, "layer": LayerSpec.from_json(data["layer"])})
+        links = None if data["links_into"] is None else Path(data["links_into"])
+        return cls(**{**data, **paths, "layer": LayerSpec.from_json(data["layer"]), "links_into": links})
 
 
 class Reporter:
@@ -103,14 +107,14 @@ def live(job: EngineJob, reporter: Reporter) -> None:
 def load(job: EngineJob, kernel: Kernel) -> Loaded:
     """By the job's loader; raises as the loaders do."""
     if job.loader == "disk":
-        return load_from_disk(job.checkpoint, [job.layer])
+        return load_from_disk(job.checkpoint, [job.layer], links_into=job.links_into)
     request = CacheRequest(
         socket=job.socket,
         transport=job.transport,
         expected_content=job.expected_content,
         fallback_allowed=job.fallback_allowed,
     )
-    return load_from_cache(job.checkpoint, [job.layer], kernel, request)
+    return load_from_cache(job.checkpoint, [job.layer], kernel, request, links_into=job.links_into)
 
 
 def run_layer(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

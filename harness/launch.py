@@ -26,14 +26,24 @@ class Forkserver:
         """Start it and check that the preload really happened; raises LaunchError."""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
+        # numpy's BLAS starts its threads on import, and threads do not survive a fork.
+        single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
         self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | single,
         )
         theirs.close()
         self._socket, self._main = ours, Channel(ours)
         self._exits: dict[int, int] = {}
-        self._check(self._receive(START_SECONDS))
+        try:
+            self._check(self._receive(START_SECONDS))
+        except BaseException:
+            self.close()
+            raise
 
     def spawn(self, kind: str, stderr: Path) -> "Child":
         """Start a process life: `engine` or `daemon`. Its output goes to the file `stderr`."""

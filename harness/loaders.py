@@ -47,10 +47,17 @@ class DiskRead:
     bytes_read: int
 
 
-def read_layers(checkpoint: Path, layers: Sequence[LayerSpec], *, digested: bool = False) -> DiskRead:
+def read_layers(
+    checkpoint: Path,
+    layers: Sequence[LayerSpec],
+    *,
+    digested: bool = False,
+    links_into: Path | None = None,
+) -> DiskRead:
     """Read the layers from disk and run their post-load processing.
 
     Args:
+        links_into: the one folder that symbolic links in the checkpoint may lead into.
         digested: hash the whole checkpoint in the same pass, so that what is loaded is what was hashed.
 
     Raises:
@@ -58,7 +65,7 @@ def read_layers(checkpoint: Path, layers: Sequence[LayerSpec], *, digested: bool
         CheckpointError: as named.
     """
     _require_scheme(checkpoint, layers)
-    with CheckpointReader(checkpoint) as reader:
+    with CheckpointReader(checkpoint, links_into=links_into) as reader:
         names = [name for layer in layers for name in tensor_names(layer)]
         tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
         bytes_read = reader.bytes_read
@@ -69,14 +76,21 @@ def read_layers(checkpoint: Path, layers: Sequence[LayerSpec], *, digested: bool
     return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
 
 
-def load_from_disk(checkpoint: Path, layers: Sequence[LayerSpec], route_taken: str = "disk") -> Loaded:
+def load_from_disk(
+    checkpoint: Path, layers: Sequence[LayerSpec], *, links_into: Path | None = None, route_taken: str = "disk"
+) -> Loaded:
     """The disk loader; raises as `read_layers` does."""
-    read = read_layers(checkpoint, layers)
+    read = read_layers(checkpoint, layers, links_into=links_into)
     return Loaded(layers=read.layers, route_taken=route_taken, bytes_read=read.bytes_read)
 
 
 def load_from_cache(
-    checkpoint: Path, layers: Sequence[LayerSpec], kernel: Kernel, request: CacheRequest
+    checkpoint: Path,
+    layers: Sequence[LayerSpec],
+    kernel: Kernel,
+    request: CacheRequest,
+    *,
+    links_into: Path | None = None,
 ) -> Loaded:
     """The cache loader. Only the absence of a daemon permits fallback; every other error stands."""
     _require_scheme(checkpoint, layers)
@@ -85,7 +99,7 @@ def load_from_cache(
     except DaemonUnavailable:
         if not request.fallback_allowed:
             raise
-        return load_from_disk(checkpoint, layers, route_taken="fallback")
+        return load_from_disk(checkpoint, layers, links_into=links_into, route_taken="fallback")
     key = make_key(checkpoint, request.expected_content, list(layers), kernel)
     attached = client.attach(key, request.transport)
     restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]

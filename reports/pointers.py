@@ -48,7 +48,9 @@ def pointer_table(case: CaseRecord) -> PointerTable:
         allocations=letters,
         rows=[_row(tensor, case, letters) for tensor in served[:ROW_LIMIT]],
         left_out=max(0, len(served) - ROW_LIMIT),
-        probes={r.name: case.routes[r.name].witness.probe for r in ROUTES if r.shares and r.name in case.routes},
+        probes={
+            r.name: case.routes[r.name].witness.probe for r in ROUTES if r.shares and r.name in case.routes
+        },
     )
 
 

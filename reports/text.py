@@ -2,11 +2,8 @@
 
 import json
 import re
-from typing import Any
 
-_CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides and lone surrogates."""
 _ANSI = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
 _HOME = re.compile(r"/(?:home|Users)/[^/\s:\"']+|(?<![\w.])/root(?=/)")
@@ -50,7 +47,7 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
-def scalar(value: Any) -> str:
+def scalar(value: object) -> str:
     """One value as text; containers as compact JSON, cut where long."""
     if isinstance(value, bool) or value is None:
         text = {True: "yes", False: "no", None: "none"}[value]
@@ -61,7 +58,7 @@ def scalar(value: Any) -> str:
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}… [{len(text)} characters]"
 
 
-def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
     """Nested mappings as (`a.b`, text) pairs, in the order given."""
     if not isinstance(value, dict) or not value:
         return [(prefix, scalar(value))] if prefix else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, OutputRecord, RouteRecord
-from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
+from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES, Route
 
 from .load import Run
 
@@ -58,8 +58,9 @@ class CaseView:
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """How each route ended; INCOMPLETE where it left nothing."""
-        return {n: r.outcome if r else Outcome.INCOMPLETE for n, r in self.routes.items()}
+        """How each route ended, set against the reference: a route that ran well may differ."""
+        reference = self.routes[REFERENCE_ROUTE.name]
+        return {route.name: _outcome(route, self.routes[route.name], reference) for route in ROUTES}
 
     @property
     def failed_checks(self) -> list[CheckRecord]:
@@ -134,10 +135,28 @@ def evidence_sha256(run: Run) -> str:
     return digest([part.model_dump(mode="json") for part in (run.record, *run.cases)])
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """sha256 of the value's JSON with sorted keys and no white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _outcome(route: Route, found: RouteRecord | None, reference: RouteRecord | None) -> Outcome:
+    """The recorded outcome; PASS only with the due way and with outputs equal to the reference's."""
+    if found is None:
+        return Outcome.INCOMPLETE
+    if found.outcome is not Outcome.PASS:
+        return found.outcome
+    if found.route_taken != route.must_observe:
+        return Outcome.WRONG_ROUTE
+    if reference is None or not found.outputs or len(found.outputs) != len(reference.outputs):
+        return Outcome.INCOMPLETE
+    pairs = list(zip(found.outputs, reference.outputs, strict=True))
+    if any(ours.shape != theirs.shape for ours, theirs in pairs):
+        return Outcome.SHAPE
+    if any(ours.dtype != theirs.dtype for ours, theirs in pairs):
+        return Outcome.DTYPE
+    return Outcome.PASS if all(ours.sha256 == theirs.sha256 for ours, theirs in pairs) else Outcome.BYTES
 
 
 def _output(route: RouteRecord | None, m: int) -> OutputRecord | None:

@@ -9,7 +9,9 @@ CLAIM = (
     "In this run, on this host, for the listed cases: outputs of the four load paths are byte-identical; "
     "the two attach paths map the daemon's allocations; the bytes of shared weights are unchanged at the end."
 )
-EXPECTED_REFUSALS = "Cases marked as expected to be REFUSED were declined by name; nothing was computed in them."
+EXPECTED_REFUSALS = (
+    "Cases marked as expected to be REFUSED were declined by name; nothing was computed in them."
+)
 
 NON_CLAIMS = (
     "not accuracy against full precision",

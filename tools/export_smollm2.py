@@ -114,7 +114,7 @@ def _quantise(
             for prompt in CALIBRATION_PROMPTS:
                 model(**tokenizer(prompt, return_tensors="pt"))
 
-    # Loading from GGUF marks the model as quantised; transformers would then refuse to save ModelOpt's export.
+    # Loading from GGUF marks the model as quantised: transformers would refuse to save the export.
     model.hf_quantizer = model.quantization_method = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):

@@ -1,0 +1,107 @@
+"""The Markdown report, the files of a run, and the command."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
+from loadproof.reports import cli
+from loadproof.reports.hook import pytest_loadproof_run_written
+from loadproof.reports.html import render_html
+from loadproof.reports.markdown import LIMIT_BYTES, render_markdown
+from loadproof.reports.wording import NON_CLAIMS
+
+HOSTILE = "</details>```<img src=x onerror=alert(1)> | a | [x](javascript:1) @all\n# h"
+
+
+def outside_code(markdown: str) -> str:
+    return re.sub(r"^(`{3,})sh\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_verdict_scope_and_non_claims_are_stated() -> None:
+    markdown = render_markdown(run_of(case_record("a")))
+    assert markdown.startswith("## loadproof: EQUIVALENT · CPU DEFAULT ONLY\n")
+    assert "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |" in markdown
+    assert "./validate --loadproof-device cpu" in markdown
+    assert all(line in markdown for line in NON_CLAIMS)
+
+
+def test_failures_come_first_and_losses_are_shown() -> None:
+    markdown = render_markdown(run_of(case_record("good"), failing_record("broken"), missing=("lost",)))
+    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert [row.split()[1] for row in rows[1:]] == ["broken", "lost", "good"]
+    assert "**BYTES**" in rows[1]
+    assert "| ✓ PASS | ✓ PASS | ✗ BYTES | ✗ CRASHED |" in rows[1]
+    assert "differs: ipc" in rows[1]
+    assert rows[2].count("… INCOMPLETE") == 5
+
+
+def test_hostile_text_is_inert() -> None:
+    run = run_of(failing_record(HOSTILE), messages=[HOSTILE], environment={"host": {HOSTILE: HOSTILE}})
+    markdown = render_markdown(run)
+    prose = outside_code(markdown)
+    assert "<img" not in prose
+    assert "](" not in prose
+    assert prose.count("</details>") == prose.count("<details>") == 1
+    rows = [line for line in prose.splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {8}
+    assert "\n# h" not in markdown
+
+
+def test_a_long_run_is_cut_and_says_so() -> None:
+    cases = [case_record(f"case-{n:04}-{'x' * 150}") for n in range(400)]
+    environment = {"host": {f"fact-{n}": "<" * 150 for n in range(99)}}
+    markdown = render_markdown(run_of(*cases, environment=environment, messages=["<" * 300] * 99))
+    assert len(markdown.encode()) <= LIMIT_BYTES
+    for what in ("cases", "facts", "messages"):
+        assert re.search(rf"\d+ more {what} in report\.html", markdown)
+
+
+def test_the_hook_leaves_both_reports_and_no_other_file(tmp_path: Path) -> None:
+    run = run_of(case_record("a"))
+    pytest_loadproof_run_written(store(run, tmp_path))
+    assert (tmp_path / "report.html").read_text() == render_html(run)
+    assert (tmp_path / "validation.md").read_text() == render_markdown(run)
+    assert {p.name for p in tmp_path.iterdir()} == {"run.json", "evidence", "report.html", "validation.md"}
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["loadproof", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_render_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = store(run_of(failing_record("b")), tmp_path / "run")
+    assert command(monkeypatch, "render", folder, "-o", tmp_path / "out.html") == 0
+    assert "NOT EQUIVALENT" in (tmp_path / "out.html").read_text()
+
+
+def test_show_prints_one_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = store(run_of(case_record("good"), failing_record("broken")), tmp_path / "run")
+    assert command(monkeypatch, "show", "good", "--run", folder) == 0
+    assert capsys.readouterr().out.startswith("✓ PASS  good")
+    assert command(monkeypatch, "show", "brok", "--run", folder, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "BYTES"
+
+
+def test_an_unusable_input_is_one_line_and_status_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "render", tmp_path / "nowhere") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "run.json" in captured.err
+
+
+def test_doctor_prints_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status = command(monkeypatch, "doctor", "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert status == (0 if facts["ok"] else 1)
+    assert facts["device"] in ("cpu", "cuda")

@@ -1,0 +1,139 @@
+"""Content digests: which bytes a checkpoint holds, whatever its headers and times say."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .files import INDEX, open_inside, weight_files
+from .header import malformed
+
+CHUNK = 8 << 20
+SETTLED_NS = 100_000_000
+"""A file changed less than this ago may change again without new times: kernel ticks are coarse."""
+FileDigest = tuple[str, int, str]
+"""File name, size, hex sha256 of its bytes."""
+
+
+def combined(files: Sequence[FileDigest]) -> str:
+    """The content digest of files; independent of their order."""
+    # JSON quotes names, so that no two lists of files share one text.
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+
+
+def index_digest(content: bytes) -> FileDigest:
+    """The part of the index file in the content digest."""
+    return INDEX, len(content), hashlib.sha256(content).hexdigest()
+
+
+def content_digest(path: Path, links_into: Path | None = None) -> str:
+    """Hex sha256 over name, size and bytes of every weight file, and of the index if there is one.
+
+    Args:
+        path: the checkpoint's folder.
+        links_into: another folder into which symbolic links may lead.
+
+    Raises:
+        MalformedCheckpoint: a file is missing, unreadable, or shrinks meanwhile.
+        InvalidInput: `path` is not a folder.
+    """
+    files = weight_files(path, links_into)
+    digests = [_file_digest(path, name, links_into) for name in files.names]
+    return combined(digests if files.index is None else [*digests, index_digest(files.index)])
+
+
+def config_digests(path: Path) -> dict[str, str | None]:
+    """Hex sha256 of both config files, None for an absent one; opens no weight file."""
+    return {
+        "config_sha256": _optional_digest(path / "config.json"),
+        "hf_quant_config_sha256": _optional_digest(path / "hf_quant_config.json"),
+    }
+
+
+def sidecar_digest(path: Path, links_into: Path | None = None) -> str:
+    """`content_digest` through a cache bound to each file's device, inode, size, mtime and ctime.
+
+    The cache lies in `$XDG_CACHE_HOME/loadproof/content` (`~/.cache` by default). Any difference, and a
+    cache that cannot be read or written, means hashing again. Raises as `content_digest` does.
+    """
+    sidecar = _sidecar(path)
+    before = _identities(path, links_into)
+    cached = _read_sidecar(sidecar)
+    if cached is not None and cached["files"] == before:
+        return str(cached["content"])
+    digest = content_digest(path, links_into)
+    if _settled(before) and _identities(path, links_into) == before:
+        _write_sidecar(sidecar, {"files": before, "content": digest})
+    return digest
+
+
+def _file_digest(path: Path, name: str, links_into: Path | None) -> FileDigest:
+    fd = open_inside(path, name, links_into)
+    try:
+        size, offset, sha = os.fstat(fd).st_size, 0, hashlib.sha256()
+        while chunk := os.pread(fd, CHUNK, offset):
+            sha.update(chunk)
+            offset += len(chunk)
+    finally:
+        os.close(fd)
+    if offset != size:
+        raise malformed(path / name, f"{size} bytes", f"{offset}: it changed while it was read")
+    return name, size, sha.hexdigest()
+
+
+def _optional_digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise malformed(file, "a readable file", error.strerror) from error
+
+
+def _identities(path: Path, links_into: Path | None) -> list[list[Any]]:
+    files = weight_files(path, links_into)
+    names = files.names if files.index is None else (*files.names, INDEX)
+    identities = []
+    for name in names:
+        fd = open_inside(path, name, links_into)
+        try:
+            s = os.fstat(fd)
+        finally:
+            os.close(fd)
+        identities.append([name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns])
+    return identities
+
+
+def _settled(identities: list[list[Any]]) -> bool:
+    return all(time.time_ns() - ctime_ns > SETTLED_NS for *_, ctime_ns in identities)
+
+
+def _sidecar(path: Path) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    return Path(root) / "loadproof" / "content" / f"{name}.json"
+
+
+def _read_sidecar(sidecar: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(sidecar.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or not isinstance(data.get("content"), str) or "files" not in data:
+        return None
+    return data
+
+
+def _write_sidecar(sidecar: Path, data: dict[str, Any]) -> None:
+    try:
+        sidecar.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=sidecar.parent, suffix=".tmp", delete=False) as file:
+            json.dump(data, file)
+        os.replace(file.name, sidecar)
+    except OSError:
+        # Only a shortcut is lost: the next call hashes again.
+        return

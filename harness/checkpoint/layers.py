@@ -1,0 +1,210 @@
+"""The tensors of one fused layer: their names, checks of what was loaded, and which there are."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import BadScale, MissingTensor, WrongTensor
+from ..spec import LayerSpec, Projection, Scheme
+from .reader import CheckpointReader
+
+BIAS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+REMEDY = "Export the checkpoint again, or ask for the layer as the checkpoint holds it."
+NAN_CODE = 0x7F
+"""E4M3 has one NaN of either sign: 0x7f and 0xff."""
+WEIGHT = ".weight"
+GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Fused name to its projections, in the order in which they are concatenated."""
+FUSED_AS = {member: fused for fused, members in GROUPS.items() for member in members}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionTensors:
+    """One projection as stored, checked; scale shapes are normalised."""
+
+    projection: Projection
+    weight: torch.Tensor
+    """[logical_width, logical_k], float8_e4m3fn, without NaN."""
+    weight_scale: torch.Tensor
+    """float32: () for FP8, [logical_width] per channel."""
+    input_scale: torch.Tensor | None
+    """float32 (); None where activations are scaled per token."""
+    bias: torch.Tensor | None
+    """[logical_width], bfloat16, float16 or float32."""
+
+
+def tensor_names(layer: LayerSpec) -> list[str]:
+    """The names of all tensors that the layer needs, projection by projection."""
+    suffixes = ["weight", "weight_scale"]
+    suffixes += ["input_scale"] if layer.scheme is Scheme.FP8 else []
+    suffixes += ["bias"] if layer.bias else []
+    return [f"{projection.name}.{suffix}" for projection in layer.projections for suffix in suffixes]
+
+
+def checked_projections(
+    layer: LayerSpec, tensors: Mapping[str, torch.Tensor], origin: Path
+) -> list[ProjectionTensors]:
+    """Check the layer's tensors against its scheme.
+
+    Args:
+        layer: what is asked.
+        tensors: at least `tensor_names(layer)`.
+        origin: file or folder that the messages name.
+
+    Returns:
+        One a projection, in the layer's order; weights share memory with `tensors`.
+
+    Raises:
+        MissingTensor: one is not in `tensors`.
+        WrongTensor: another dtype or shape, or a weight that is NaN.
+        BadScale: a scale is NaN, infinite, zero, negative, or too small to be inverted.
+    """
+    return [_checked(layer, projection, tensors, origin) for projection in layer.projections]
+
+
+def _checked(
+    layer: LayerSpec, projection: Projection, tensors: Mapping[str, torch.Tensor], origin: Path
+) -> ProjectionTensors:
+    def take(suffix: str) -> tuple[torch.Tensor, str]:
+        name = f"{projection.name}.{suffix}"
+        where = f"{origin}: {name}"
+        if name not in tensors:
+            raise MissingTensor(where, expected="this tensor", found="none", remedy=REMEDY)
+        return tensors[name], where
+
+    width = projection.logical_width
+    per_tensor = layer.scheme is Scheme.FP8
+    return ProjectionTensors(
+        projection=projection,
+        weight=_weight(*take("weight"), (width, layer.logical_k)),
+        weight_scale=_scale(*take("weight_scale"), None if per_tensor else width),
+        input_scale=_scale(*take("input_scale"), None) if per_tensor else None,
+        bias=_bias(*take("bias"), width) if layer.bias else None,
+    )
+
+
+def wrong(where: str, expected: object, found: object) -> WrongTensor:
+    """The error of a tensor that the scheme does not prescribe."""
+    return WrongTensor(where, expected=expected, found=found, remedy=REMEDY)
+
+
+def _weight(weight: torch.Tensor, where: str, shape: tuple[int, int]) -> torch.Tensor:
+    if weight.dtype is not torch.float8_e4m3fn:
+        raise wrong(where, "dtype torch.float8_e4m3fn", weight.dtype)
+    if tuple(weight.shape) != shape:
+        raise wrong(where, f"shape {list(shape)}", list(weight.shape))
+    nan = (weight.view(torch.uint8) & NAN_CODE) == NAN_CODE
+    if nan.any():
+        raise wrong(where, "weights that are numbers", f"NaN weights, the first at {_first(nan)}")
+    return weight
+
+
+def _scale(scale: torch.Tensor, where: str, channels: int | None) -> torch.Tensor:
+    """Checked and reshaped: to () where `channels` is None, else to [channels]."""
+    if scale.dtype is not torch.float32:
+        raise wrong(where, "dtype torch.float32", scale.dtype)
+    allowed = [(), (1,)] if channels is None else [(channels,), (channels, 1)]
+    if tuple(scale.shape) not in allowed:
+        raise wrong(where, f"shape {' or '.join(str(list(s)) for s in allowed)}", list(scale.shape))
+    # A denormal is positive and finite, but its inverse is not: requantisation multiplies by the inverse.
+    usable = (scale > 0) & scale.isfinite() & scale.reciprocal().isfinite()
+    if not usable.all():
+        index = _first(~usable)
+        value = scale[tuple(index)].item()
+        raise BadScale(
+            where,
+            expected="positive finite scales",
+            found=f"{_kind(value)} at index {index} (value {value:.9g})",
+            remedy="Calibrate and export the checkpoint again.",
+        )
+    return scale.reshape(allowed[0])
+
+
+def _bias(bias: torch.Tensor, where: str, width: int) -> torch.Tensor:
+    if bias.dtype not in BIAS_DTYPES:
+        raise wrong(where, f"dtype {', '.join(map(str, BIAS_DTYPES))}", bias.dtype)
+    if tuple(bias.shape) != (width,):
+        raise wrong(where, f"shape {[width]}", list(bias.shape))
+    return bias
+
+
+def _first(mask: torch.Tensor) -> list[int]:
+    return [int(i) for i in mask.nonzero()[0]]
+
+
+def _kind(value: float) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "inf"
+    if value == 0:
+        return "zero"
+    return "negative" if value < 0 else "denormal"
+
+
+def discover_layers(reader: CheckpointReader, scheme: Scheme, out_dtype: str = "bfloat16") -> list[LayerSpec]:
+    """Group the quantised weights into fused layers, `layers.2` before `layers.10`.
+
+    Quantised is a weight in any float8 dtype, and any weight with a `weight_scale` beside it.
+
+    Raises:
+        WrongTensor: a quantised weight is not E4M3 or not [N, K], or a group is incomplete (an `up_proj`
+            without any gate is plain) or of unequal K.
+    """
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for module in _quantised(reader):
+        parent, dot, leaf = module.rpartition(".")
+        groups[f"{parent}{dot}{FUSED_AS.get(leaf, leaf)}"].append(module)
+    return [_layer(name, groups[name], reader, scheme, out_dtype) for name in sorted(groups, key=_natural)]
+
+
+def _quantised(reader: CheckpointReader) -> list[str]:
+    """Module paths whose weight is quantised; raises WrongTensor for what is not E4M3 [N, K]."""
+    names = set(reader.names)
+    modules = []
+    for name in reader.names:
+        if not name.endswith(WEIGHT):
+            continue
+        entry, module = reader.entry(name), name.removesuffix(WEIGHT)
+        if not entry.dtype.startswith("F8_") and f"{module}.weight_scale" not in names:
+            continue
+        if entry.dtype != "F8_E4M3" or len(entry.shape) != 2:
+            raise wrong(f"{reader.path}: {name}", "F8_E4M3 [N, K]", f"{entry.dtype} {list(entry.shape)}")
+        modules.append(module)
+    return modules
+
+
+def _layer(
+    name: str, modules: list[str], reader: CheckpointReader, scheme: Scheme, out_dtype: str
+) -> LayerSpec:
+    parent, dot, leaf = name.rpartition(".")
+    members = [f"{parent}{dot}{member}" for member in GROUPS.get(leaf, ())]
+    if members and modules == members[1:] == [f"{parent}{dot}up_proj"] and _absent(members[0], reader):
+        name, members = members[1], []
+    if members and set(modules) != set(members):
+        missing = sorted(set(members) - set(modules))
+        raise wrong(f"{reader.path}: {name}", f"quantised {', '.join(members)}", f"not {', '.join(missing)}")
+    ordered = members or modules
+    shapes = {module: reader.entry(module + WEIGHT).shape for module in ordered}
+    if len({k for _, k in shapes.values()}) != 1:
+        raise wrong(f"{reader.path}: {name}", "one K for all projections", shapes)
+    return LayerSpec(
+        name=name,
+        scheme=scheme,
+        projections=tuple(Projection(name=m, logical_width=shapes[m][0]) for m in ordered),
+        logical_k=shapes[ordered[0]][1],
+        bias=any(f"{module}.bias" in reader.names for module in ordered),
+        out_dtype=out_dtype,
+    )
+
+
+def _absent(module: str, reader: CheckpointReader) -> bool:
+    return module + WEIGHT not in reader.names
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

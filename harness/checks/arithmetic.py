@@ -1,0 +1,143 @@
+"""outputs_exact, processed_exact, activation_exact, gemm_bounded: what was computed."""
+
+import numpy as np
+import torch
+
+from ..observation import CaseObservation, RouteObservation
+from ..outcome import Outcome
+from ..record import CheckRecord
+from ..routes import REFERENCE_ROUTE
+from ..tensor_bytes import dtype_of, sha256
+from .compare import compare
+from .derivation import DECODED, activation_bytes, largest_input_scale, processed_bytes
+from .verdict import Tally
+
+
+def outputs_exact(seen: CaseObservation) -> CheckRecord:
+    """Every output equals the ordinary load's in shape, dtype and every byte."""
+    tally = Tally("outputs_exact")
+    routes = seen.in_order()
+    reference = seen.routes[REFERENCE_ROUTE.name]
+    for m in seen.case.m_values:
+        expected = reference.result(f"output.{m}")
+        for route in routes[1:]:
+            verdict, found = compare(expected, route.result(f"output.{m}"))
+            if verdict is not Outcome.PASS:
+                detail = f"Output at M={m}: route {route.route.name} differs from {REFERENCE_ROUTE.name}."
+                tally.fail(verdict, detail, route=route.route.name, m=m, **found)
+            tally.count("bytes", found.get("bytes", 0) if isinstance(found.get("bytes"), int) else 0)
+    return tally.record("All outputs are equal in every byte on all four routes.")
+
+
+def processed_exact(seen: CaseObservation) -> CheckRecord:
+    """Weights, scales and padding equal the independent derivation from the checkpoint."""
+    tally = Tally("processed_exact")
+    expected = processed_bytes(seen.case.layer, seen.projections)
+    for route in seen.in_order():
+        held = {n.removeprefix("processed."): t for n, t in route.results.items() if n.startswith("processed.")}
+        route.result("processed.weight")
+        if held.keys() != expected.keys():
+            detail = f"Route {route.route.name} holds other tensors than the scheme has."
+            tally.fail(Outcome.PROCESSED, detail, expected=sorted(expected), found=sorted(held))
+            continue
+        for name, want in expected.items():
+            verdict, found = compare(torch.from_numpy(want.copy()), held[name])
+            if verdict is not Outcome.PASS:
+                detail = f"{name} on route {route.route.name} differs from the independent derivation."
+                where = {"route": route.route.name, "tensor": f"{seen.case.layer.name}.{name}"}
+                tally.fail(Outcome.PROCESSED, detail, **where, kind=verdict.value, **found)
+            tally.count("bytes", want.size)
+    return tally.record("All processed tensors equal the independent derivation from the checkpoint.")
+
+
+def activation_exact(seen: CaseObservation) -> CheckRecord:
+    """Quantised inputs and their scales equal the independent derivation."""
+    tally = Tally("activation_exact")
+    input_scale = largest_input_scale(seen.projections)
+    for m in seen.case.m_values:
+        codes, scale = activation_bytes(seen.case.layer, seen.inputs[f"x.{m}"], input_scale)
+        wanted = {"activation": torch.from_numpy(codes), "activation_scale": torch.from_numpy(scale.copy())}
+        for route in seen.in_order():
+            for name, want in wanted.items():
+                found_tensor = route.result(f"{name}.{m}")
+                held = found_tensor.view(torch.uint8) if name == "activation" else found_tensor
+                verdict, found = compare(want, held)
+                if verdict is not Outcome.PASS:
+                    detail = f"{name} at M={m} on route {route.route.name} differs from the derivation."
+                    tally.fail(verdict, detail, route=route.route.name, m=m, **found)
+                tally.count("bytes", want.numel() * want.element_size())
+    return tally.record("All quantised inputs equal the independent derivation.")
+
+
+def gemm_bounded(seen: CaseObservation) -> CheckRecord:
+    """Outputs lie within the output dtype's rounding of the exact sum."""
+    tally = Tally("gemm_bounded")
+    done: set[tuple[str, ...]] = set()
+    for route in seen.in_order():
+        for m in seen.case.m_values:
+            output = route.result(f"output.{m}")
+            # The exact sum is a function of the operands: equal operands and outputs need one look.
+            names = (f"activation.{m}", f"activation_scale.{m}", f"output.{m}")
+            operands = [n for n in route.results if n.startswith("processed.")]
+            seen_before = tuple(sha256(route.result(n)) for n in (*names, *operands))
+            tally.count("outputs", output.numel())
+            if seen_before in done:
+                continue
+            done.add(seen_before)
+            _bound(seen, route, m, output, tally)
+    return tally.record("All outputs lie within half a unit in the last place of the exact sum.")
+
+
+def _bound(
+    seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
+) -> None:
+    layer = seen.case.layer
+    exact = _exact(seen, route, m)
+    if exact.shape != tuple(output.shape):
+        detail = f"Output at M={m} on route {route.route.name} has another shape than the exact sum."
+        tally.fail(Outcome.SHAPE, detail, expected=list(exact.shape), found=list(output.shape))
+        return
+    info = torch.finfo(dtype_of(layer.out_dtype))
+    # Half a unit in the last place, and 2^-40 for the float64 products of this check itself.
+    allowed = np.maximum(np.abs(exact) * info.eps / 2, info.smallest_normal * info.eps / 2)
+    excess = np.abs(output.to(torch.float64).numpy() - exact) - allowed * (1 + 2.0**-20)
+    worst = int(excess.argmax()) if excess.size else 0
+    if excess.size and not excess.max() <= 0:
+        row, column = divmod(worst, exact.shape[1])
+        tally.fail(
+            Outcome.BOUND,
+            f"Output at M={m} on route {route.route.name} is outside the bound.",
+            route=route.route.name,
+            m=m,
+            index=[row, column],
+            value=repr(output[row, column].item()),
+            exact=repr(float(exact[row, column])),
+            allowed=repr(float(allowed[row, column])),
+        )
+
+
+def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> np.ndarray:
+    """float64 [M, logical_width]: the exact integer sum x scales + bias, from what the route held.
+
+    Codes are integers times 2^-9; float64 products of them stay below 2^53, so the sum is exact.
+    """
+    layer = seen.case.layer
+    codes = route.result(f"activation.{m}").view(torch.uint8).numpy()
+    weight = route.result("processed.weight").numpy().reshape(layer.padded_width, layer.padded_k)
+    total = np.rint(DECODED[codes] * 512) @ np.rint(DECODED[weight] * 512).T
+    scale_a = route.result(f"activation_scale.{m}").numpy().astype(np.float64)
+    scale_b = _checkpoint_scale(seen)
+    exact = total[:, : layer.logical_width] * 2.0**-18 * (scale_a * scale_b)
+    if layer.bias:
+        bias = [p.bias.to(dtype_of(layer.out_dtype)).double().numpy() for p in seen.projections if p.bias is not None]
+        exact = exact + np.concatenate(bias)
+    result: np.ndarray = exact
+    return result
+
+
+def _checkpoint_scale(seen: CaseObservation) -> np.ndarray:
+    scales = [p.weight_scale.double().numpy() for p in seen.projections]
+    if scales[0].ndim == 0:
+        return np.asarray(max(float(s) for s in scales))
+    joined: np.ndarray = np.concatenate(scales)
+    return joined

@@ -1,0 +1,97 @@
+"""pointers_shared, contents_preserved, layout_restored: where the weights lie and what became of them."""
+
+from ..formats import Layout
+from ..observation import CaseObservation, RouteObservation
+from ..outcome import Outcome
+from ..record import CheckRecord, TensorRecord
+from .verdict import Tally
+
+
+def pointers_shared(seen: CaseObservation) -> CheckRecord:
+    """Attached tensors lie in the daemon's memory at the manifest's offsets; loaded ones do not."""
+    tally = Tally("pointers_shared")
+    manifest = {t.name: t for t in seen.daemon.tensors}
+    for route in seen.in_order():
+        tensors = [TensorRecord(**t) for t in route.said("tensors")]
+        if not route.route.shares:
+            for tensor in tensors:
+                private = tensor.allocation != seen.daemon.allocation
+                detail = f"{tensor.name} on route {route.route.name} lies in the daemon's memory."
+                tally.require(private, Outcome.NOT_SHARED, detail, allocation=tensor.allocation)
+            continue
+        held = sorted(t.name for t in tensors)
+        complete = held == sorted(manifest) and bool(held)
+        detail = f"Route {route.route.name} holds other tensors than the manifest lists."
+        tally.require(complete, Outcome.NOT_SHARED, detail, expected=sorted(manifest), found=held)
+        for tensor in tensors:
+            _require_shared(route, tensor, manifest.get(tensor.name), tally)
+        _require_probe(route, tally)
+    return tally.record(
+        "Each attached tensor lies in the daemon's allocation at the manifest's offset, and the probe "
+        "page shows the daemon's writes; the loaded ones lie elsewhere."
+    )
+
+
+def _require_shared(
+    route: RouteObservation, tensor: TensorRecord, listed: TensorRecord | None, tally: Tally
+) -> None:
+    same = listed is not None and (tensor.allocation, tensor.offset) == (listed.allocation, listed.offset)
+    tally.require(
+        same,
+        Outcome.NOT_SHARED,
+        f"{tensor.name} on route {route.route.name} is not where the manifest says.",
+        route=route.route.name,
+        tensor=tensor.name,
+        expected=f"{listed.allocation} + {listed.offset}" if listed else "not in the manifest",
+        found=f"{tensor.allocation} + {tensor.offset}",
+    )
+
+
+def _require_probe(route: RouteObservation, tally: Tally) -> None:
+    probe = route.said("probe")
+    tally.require(
+        probe == route.nonce,
+        Outcome.NOT_SHARED,
+        f"Route {route.route.name} does not see what the daemon wrote after the attachment.",
+        expected=route.nonce,
+        found=probe,
+    )
+
+
+def contents_preserved(seen: CaseObservation) -> CheckRecord:
+    """Shared bytes are the manifest's before and after each run, seen by engine and daemon."""
+    tally = Tally("contents_preserved")
+    manifest = {t.name: t.sha256 for t in seen.daemon.tensors}
+    for route in seen.in_order():
+        before = {t["name"]: t["sha256"] for t in route.said("tensors")}
+        expected = manifest if route.route.shares else before
+        views = {"the engine, after its run": route.said("tensors_after")}
+        if route.route.shares:
+            views |= {"the engine, on attaching": before, "the daemon, afterwards": route.daemon_digests or {}}
+        for viewer, digests in views.items():
+            changed = sorted(n for n in expected.keys() | digests.keys() if expected.get(n) != digests.get(n))
+            detail = f"Route {route.route.name}: {viewer} sees other bytes than the manifest names."
+            tally.require(not changed, Outcome.MUTATED, detail, route=route.route.name, tensors=changed)
+            tally.count("digests", len(digests))
+    return tally.record("No byte of any weight changed, in the daemon or in any engine.")
+
+
+def layout_restored(seen: CaseObservation) -> CheckRecord:
+    """Shapes, strides and logical widths are those of a correctly processed layer, on every route."""
+    tally = Tally("layout_restored")
+    layer = seen.case.layer
+    expected = Layout.of(layer).to_json()
+    k, n = layer.padded_k, layer.padded_width
+    for route in seen.in_order():
+        found = route.said("layout")
+        wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
+        detail = f"Route {route.route.name} restored another layout."
+        tally.require(not wrong, Outcome.LAYOUT, detail, expected_found=wrong)
+        weight = next(t for t in route.said("tensors") if t["name"] == f"{layer.name}.weight")
+        shape = (weight["shape"], weight["stride"])
+        detail = f"The weight on route {route.route.name} is not column-major [K, N]."
+        tally.require(shape == ([k, n], [1, k]), Outcome.LAYOUT, detail, expected=[[k, n], [1, k]], found=shape)
+        others = {t["name"].rpartition(".")[2]: t["shape"] for t in route.said("tensors")}
+        per_channel = others["weight_scale"] in ([], [n])
+        tally.require(per_channel, Outcome.LAYOUT, "The weight scale has another shape.", found=others)
+    return tally.record("Shape, strides, logical and padded sizes are as processing leaves them, on all routes.")

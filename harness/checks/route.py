@@ -1,0 +1,54 @@
+"""route_witnessed, kernel_witnessed, capability: which way was taken, and by what."""
+
+from ..observation import CaseObservation
+from ..outcome import Outcome
+from ..record import CheckRecord
+from .verdict import Tally
+
+
+def route_witnessed(seen: CaseObservation) -> CheckRecord:
+    """The weights came by the way that the route names: by the engine's word, inotify and the map."""
+    tally = Tally("route_witnessed")
+    for route in seen.in_order():
+        want, taken = route.route.must_observe, route.said("route_taken")
+        name = route.route.name
+        tally.require(taken == want, Outcome.WRONG_ROUTE, f"Route {name} took {taken!r}, not {want!r}.")
+        opened = route.files_opened
+        if route.route.shares:
+            detail = f"Route {name} opened weight files, though it must only attach."
+            tally.require(not opened, Outcome.WRONG_ROUTE, detail, files_opened=opened)
+            tally.require(route.decoy, Outcome.WRONG_ROUTE, f"Route {name} ran without a decoy.")
+            same = route.said("daemon_pid") == seen.daemon.pid and route.said("mapped_bytes") > 0
+            detail = f"Route {name} is not attached to this daemon."
+            tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid)
+        else:
+            detail = f"Route {name} never opened a weight file, though it must read the disk."
+            tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, files_opened=opened)
+            apart = route.said("mapped_bytes") == 0
+            tally.require(apart, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.")
+    return tally.record("Each route took its own way: disk, fallback, attach, attach.")
+
+
+def kernel_witnessed(seen: CaseObservation) -> CheckRecord:
+    """The case's kernel ran on every route."""
+    tally = Tally("kernel_witnessed")
+    for route in seen.in_order():
+        ran = route.said("kernels")
+        named = any(seen.case.kernel in kernel for kernel in ran)
+        detail = f"Route {route.route.name} ran {ran or 'no kernel'}, none of backend {seen.case.kernel!r}."
+        tally.require(named, Outcome.WRONG_KERNEL, detail, kernels=ran)
+    return tally.record(f"A {seen.case.kernel} kernel ran on every route.")
+
+
+def capability(seen: CaseObservation) -> CheckRecord:
+    """Every route ended; pre-processed weights ran only where the backend declares support."""
+    tally = Tally("capability")
+    for route in seen.in_order():
+        ended = route.outcome is Outcome.PASS
+        reason = f": {route.error.message}" if route.error else ""
+        tally.require(ended, route.outcome, f"Route {route.route.name} ended as {route.outcome}{reason}")
+        if route.route.shares and ended:
+            declared = seen.kernel_accepts_preprocessed
+            detail = f"Backend {seen.case.kernel!r} ran pre-processed weights without declaring support."
+            tally.require(declared, Outcome.REFUSED, detail)
+    return tally.record(f"Backend {seen.case.kernel} declares support for pre-processed weights.")

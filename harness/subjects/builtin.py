@@ -1,0 +1,28 @@
+"""The built-in subject: loadproof's own loaders, cache and kernels."""
+
+from pathlib import Path
+
+from ..daemon import DaemonJob
+from ..engine import EngineJob
+from ..launch import Child, Forkserver
+
+
+class BuiltinSubject:
+    """Forks engines and daemons from one pre-warmed forkserver."""
+
+    name = "builtin"
+
+    def __init__(self, forkserver: Forkserver) -> None:
+        self._forkserver = forkserver
+
+    def start_daemon(self, job: DaemonJob, stderr: Path) -> Child:
+        """Start a daemon life and hand it its job."""
+        child = self._forkserver.spawn("daemon", stderr)
+        child.channel.send(job.to_json())
+        return child
+
+    def start_engine(self, job: EngineJob, stderr: Path) -> Child:
+        """Start an engine life and hand it its job."""
+        child = self._forkserver.spawn("engine", stderr)
+        child.channel.send(job.to_json())
+        return child

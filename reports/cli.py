@@ -1,0 +1,93 @@
+"""The `loadproof` command. Exit codes: 0 equivalent, 1 not, 2 usage or invalid input."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loadproof.harness.errors import InvalidInput, LoadproofError
+
+from .doctor import examine
+from .html import render_html
+from .load import load_run
+from .summary import case_summary
+from .text import flatten, one_line
+from .view import CaseView, cases_in_order
+from .write import write_atomically
+
+LATEST = Path(".loadproof/latest")
+
+app = typer.Typer(
+    help="Is an engine restarted from a weight-cache daemon byte for byte the engine that read the disk?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def render(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/report.html.")] = None,
+) -> None:
+    """Render a run's evidence to one HTML file."""
+    target = output or run / "report.html"
+    write_atomically(target, render_html(load_run(run)))
+    typer.echo(f"Wrote {target}", err=True)
+
+
+def show(
+    case: Annotated[str, typer.Argument(help="Id of a case, or a part that only one id contains.")],
+    run: Annotated[Path, typer.Option(help="Folder of a run.")] = LATEST,
+    as_json: Json = False,
+) -> None:
+    """Print how one case ended, and why."""
+    found = _find(cases_in_order(load_run(run)), case)
+    _print(_case_json(found) if as_json else case_summary(found))
+    raise typer.Exit(0 if found.holds else 1)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Print what this machine offers; exit status 1 where not even the CPU default can run."""
+    facts = examine()
+    _print(facts if as_json else "\n".join(f"{name:<28} {value}" for name, value in flatten(facts)))
+    raise typer.Exit(0 if facts["ok"] else 1)
+
+
+for _command in (render, show, doctor):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point: an error that loadproof raises on purpose is one line, not a traceback."""
+    try:
+        app()
+    except LoadproofError as error:
+        typer.echo(f"loadproof: {one_line(str(error))}", err=True)
+        sys.exit(2)
+
+
+def _find(cases: list[CaseView], wanted: str) -> CaseView:
+    exact = [case for case in cases if case.id == wanted]
+    found = exact or [case for case in cases if wanted in case.id]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(case.id for case in (found or cases)[:5])
+    count = f"{len(found)} cases"
+    remedy = f"Choose one of: {listed}." if listed else "The run has no cases."
+    raise InvalidInput(f"case {wanted!r}", expected="one case of the run", found=count, remedy=remedy)
+
+
+def _case_json(case: CaseView) -> dict[str, Any]:
+    return (case.record or case.entry).model_dump(mode="json")
+
+
+def _print(result: str | dict[str, Any]) -> None:
+    typer.echo(result if isinstance(result, str) else json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
