@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from .engine import EngineJob
 from .errors import CheckpointChanged, LoadproofError, ProcessCrashed
 from .inputs import make_inputs
 from .kernels import make_kernel
-from .launch import Child
+from .launch import Child, Forkserver
 from .observation import CaseObservation, RouteObservation
 from .outcome import Outcome
 from .record import (
@@ -41,6 +42,7 @@ from .record import (
 )
 from .routes import ROUTES, Route
 from .spec import CaseSpec, LayerSpec
+from .subjects.builtin import BuiltinSubject
 from .subjects.protocol import Subject
 from .tensor_bytes import dtype_name, sha256
 from .witness.inotify import FileWitness
@@ -69,6 +71,24 @@ def read_projections(layer: LayerSpec, checkpoint: Path) -> list[ProjectionTenso
     """The layer's tensors as the harness itself reads them; raises CheckpointError."""
     with CheckpointReader(checkpoint) as reader:
         return checked_projections(layer, reader.load(tensor_names(layer)), checkpoint)
+
+
+class Prover:
+    """A forkserver and the built-in subject; a context manager that leaves no process behind."""
+
+    def __enter__(self) -> "Prover":
+        self._forkserver = Forkserver()
+        self._subject = BuiltinSubject(self._forkserver)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._forkserver.close()
+
+    def prove(self, request: ProofRequest) -> CaseRecord:
+        """See `prove`."""
+        return prove(request, self._subject)
 
 
 def prove(request: ProofRequest, subject: Subject) -> CaseRecord:

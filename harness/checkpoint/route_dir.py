@@ -89,4 +89,4 @@ def _write_decoy(file: Path, copy: Path) -> None:
         os.close(fd)
     with copy.open("xb") as out:
         out.write(text)
-        out.write(bytes(header.size - header.header_bytes))
+        out.truncate(header.size)

@@ -1,0 +1,61 @@
+"""Reading a run folder: what fits together is read back, and what does not is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
+from loadproof.harness.errors import InvalidInput
+from loadproof.harness.record import Verdict
+from loadproof.reports.load import load_run
+
+
+def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
+    run = run_of(case_record("a"), failing_record("b"), missing=("c",))
+    read = load_run(store(run, tmp_path))
+    assert (read.record, read.cases) == (run.record, run.cases)
+
+
+def test_one_file_of_lines_is_as_good_as_many_files(tmp_path: Path) -> None:
+    run = run_of(case_record("b"), case_record("a"))
+    (tmp_path / "run.json").write_text(run.record.model_dump_json())
+    lines = [case.model_dump_json() for case in reversed(run.cases)]
+    (tmp_path / "evidence.jsonl").write_text("\n".join(lines) + "\n")
+    assert load_run(tmp_path).cases == run.cases
+
+
+@pytest.mark.parametrize(
+    ("change", "blamed"),
+    [
+        pytest.param({"run_id": "another"}, "another", id="mixed-runs"),
+        pytest.param({"schema_version": 99}, "schema_version", id="newer-schema"),
+        pytest.param({"verdict": "BYTES"}, "one verdict", id="contradiction"),
+        pytest.param({"surprise": 1}, "surprise", id="unknown-field"),
+        pytest.param({"case": {"id": "a"}}, "expected", id="no-expectation"),
+    ],
+)
+def test_evidence_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], blamed: str) -> None:
+    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(InvalidInput, match=blamed):
+        load_run(tmp_path)
+
+
+def test_a_missing_a_broken_and_an_incomplete_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"run\.json"):
+        load_run(tmp_path)
+    folder = store(run_of(case_record("a")), tmp_path / "run")
+    (folder / "evidence" / "case-0.json").write_text("{")
+    with pytest.raises(InvalidInput, match="JSON"):
+        load_run(folder)
+    (folder / "evidence" / "case-0.json").unlink()
+    with pytest.raises(InvalidInput, match="no such evidence"):
+        load_run(folder)
+
+
+def test_equivalent_needs_evidence(tmp_path: Path) -> None:
+    run = run_of(missing=("a",), verdict=Verdict.EQUIVALENT)
+    with pytest.raises(InvalidInput, match="EQUIVALENT"):
+        load_run(store(run, tmp_path))
