@@ -114,7 +114,9 @@ def main(channel: Channel) -> None:
             except Closed:
                 pass
     except LoadproofError as error:
-        channel.send({"error": {"type": type(error).__name__, "message": str(error)}, "outcome": error.outcome})
+        channel.send(
+            {"error": {"type": type(error).__name__, "message": str(error)}, "outcome": error.outcome}
+        )
 
 
 def _stop_on_sigterm() -> None:

@@ -115,7 +115,9 @@ def _ignore(signum: int, frame: FrameType | None) -> None:
 
 
 def _preloaded() -> list[str]:
-    return [name for name in ("torch", f"{__package__}.engine", f"{__package__}.daemon") if name in sys.modules]
+    return [
+        name for name in ("torch", f"{__package__}.engine", f"{__package__}.daemon") if name in sys.modules
+    ]
 
 
 if __name__ == "__main__":

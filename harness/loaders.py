@@ -77,7 +77,11 @@ def read_layers(
 
 
 def load_from_disk(
-    checkpoint: Path, layers: Sequence[LayerSpec], *, links_into: Path | None = None, route_taken: str = "disk"
+    checkpoint: Path,
+    layers: Sequence[LayerSpec],
+    *,
+    links_into: Path | None = None,
+    route_taken: str = "disk",
 ) -> Loaded:
     """The disk loader; raises as `read_layers` does."""
     read = read_layers(checkpoint, layers, links_into=links_into)

@@ -11,7 +11,6 @@ from tempfile import mkdtemp
 from types import TracebackType
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from .cache.arena import PROBE_BYTES
@@ -187,7 +186,9 @@ class _Runner:
         except Closed:
             raise _crashed(child, phase) from None
         if "error" in message:
-            error = LoadproofError("daemon", expected="it to serve", found=message["error"]["message"], remedy="See there.")
+            error = LoadproofError(
+                "daemon", expected="it to serve", found=message["error"]["message"], remedy="See there."
+            )
             error.outcome = Outcome(message["outcome"])  # type: ignore[misc]  # of this instance
             raise error
         return message
@@ -343,7 +344,9 @@ def _route_record(seen: RouteObservation) -> RouteRecord:
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,
         ),
         outputs=[
-            OutputRecord(m=int(n.split(".")[1]), shape=list(t.shape), dtype=dtype_name(t.dtype), sha256=sha256(t))
+            OutputRecord(
+                m=int(n.split(".")[1]), shape=list(t.shape), dtype=dtype_name(t.dtype), sha256=sha256(t)
+            )
             for n, t in seen.results.items()
             if n.startswith("output.")
         ],

@@ -9,6 +9,7 @@ import typer
 
 from loadproof.harness.errors import InvalidInput, LoadproofError
 
+from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .load import load_run
@@ -57,7 +58,7 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, doctor):
+for _command in (render, show, doctor, daemon, attach):
     app.command()(_command)
 
 

@@ -90,9 +90,7 @@ class CacheClient:
     ) -> tuple[dict[str, Any], list[int]]:
         token = (nonce or secrets.token_bytes(PROBE_BYTES)).hex()
         deadline = time.monotonic() + self._timeout
-        send_message(
-            self._connection, {"version": VERSION, "nonce": token, **request}, deadline=deadline
-        )
+        send_message(self._connection, {"version": VERSION, "nonce": token, **request}, deadline=deadline)
         reply, fds = receive_message(self._connection, limit=MAX_REPLY_BYTES, deadline=deadline)
         try:
             self._check(reply, token)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import torch
 
@@ -10,8 +11,6 @@ from ..errors import KeyMismatch
 from ..formats.e4m3 import PROCESSING
 from ..kernels import Kernel
 from ..spec import LayerSpec
-
-from pathlib import Path
 
 Key = dict[str, str | None]
 

@@ -58,7 +58,9 @@ class Manifest:
                 layouts={str(name): Layout(**value) for name, value in data["layouts"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _bad("manifest", "the fields of this version", f"{type(error).__name__}: {error}") from error
+            raise _bad(
+                "manifest", "the fields of this version", f"{type(error).__name__}: {error}"
+            ) from error
         manifest.check()
         return manifest
 
@@ -169,7 +171,9 @@ def restore(manifest: Manifest, attachment: Attachment, layer: LayerSpec) -> Pro
         BadManifest: the daemon does not hold this layer.
     """
     if layer.name not in manifest.layouts:
-        raise _bad(layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent")
+        raise _bad(
+            layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent"
+        )
     tensors = {e.tensor: _view(e, attachment) for e in manifest.entries if e.layer == layer.name}
     return ProcessedLayer(spec=layer, layout=manifest.layouts[layer.name], tensors=tensors)
 

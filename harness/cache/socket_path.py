@@ -134,7 +134,10 @@ def _require_vacant(path: Path) -> None:
         owner = f"process {peer_pid(connection)}"
         connection.close()
     raise DaemonRunning(
-        path, expected="no live daemon", found=owner, remedy="Use that daemon, stop it, or choose another path."
+        path,
+        expected="no live daemon",
+        found=owner,
+        remedy="Use that daemon, stop it, or choose another path.",
     )
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
@@ -11,6 +12,8 @@ from ..tensor_bytes import dtype_of, sha256
 from .compare import compare
 from .derivation import DECODED, activation_bytes, largest_input_scale, processed_bytes
 from .verdict import Tally
+
+Doubles = NDArray[np.float64]
 
 
 def outputs_exact(seen: CaseObservation) -> CheckRecord:
@@ -34,7 +37,9 @@ def processed_exact(seen: CaseObservation) -> CheckRecord:
     tally = Tally("processed_exact")
     expected = processed_bytes(seen.case.layer, seen.projections)
     for route in seen.in_order():
-        held = {n.removeprefix("processed."): t for n, t in route.results.items() if n.startswith("processed.")}
+        held = {
+            n.removeprefix("processed."): t for n, t in route.results.items() if n.startswith("processed.")
+        }
         route.result("processed.weight")
         if held.keys() != expected.keys():
             detail = f"Route {route.route.name} holds other tensors than the scheme has."
@@ -92,6 +97,11 @@ def _bound(
     seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
 ) -> None:
     layer = seen.case.layer
+    held, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
+    if held != whole:
+        detail = f"The weight on route {route.route.name} has another size, so there is no exact sum."
+        tally.fail(Outcome.LAYOUT, detail, expected=whole, found=held)
+        return
     exact = _exact(seen, route, m)
     if exact.shape != tuple(output.shape):
         detail = f"Output at M={m} on route {route.route.name} has another shape than the exact sum."
@@ -116,7 +126,7 @@ def _bound(
         )
 
 
-def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> np.ndarray:
+def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> Doubles:
     """float64 [M, logical_width]: the exact integer sum x scales + bias, from what the route held.
 
     Codes are integers times 2^-9; float64 products of them stay below 2^53, so the sum is exact.
@@ -129,15 +139,16 @@ def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> np.ndarray
     scale_b = _checkpoint_scale(seen)
     exact = total[:, : layer.logical_width] * 2.0**-18 * (scale_a * scale_b)
     if layer.bias:
-        bias = [p.bias.to(dtype_of(layer.out_dtype)).double().numpy() for p in seen.projections if p.bias is not None]
+        out_dtype = dtype_of(layer.out_dtype)
+        bias = [p.bias.to(out_dtype).double().numpy() for p in seen.projections if p.bias is not None]
         exact = exact + np.concatenate(bias)
-    result: np.ndarray = exact
+    result: Doubles = exact
     return result
 
 
-def _checkpoint_scale(seen: CaseObservation) -> np.ndarray:
+def _checkpoint_scale(seen: CaseObservation) -> Doubles:
     scales = [p.weight_scale.double().numpy() for p in seen.projections]
     if scales[0].ndim == 0:
         return np.asarray(max(float(s) for s in scales))
-    joined: np.ndarray = np.concatenate(scales)
+    joined: Doubles = np.concatenate(scales)
     return joined

@@ -67,7 +67,10 @@ def contents_preserved(seen: CaseObservation) -> CheckRecord:
         expected = manifest if route.route.shares else before
         views = {"the engine, after its run": route.said("tensors_after")}
         if route.route.shares:
-            views |= {"the engine, on attaching": before, "the daemon, afterwards": route.daemon_digests or {}}
+            views |= {
+                "the engine, on attaching": before,
+                "the daemon, afterwards": route.daemon_digests or {},
+            }
         for viewer, digests in views.items():
             changed = sorted(n for n in expected.keys() | digests.keys() if expected.get(n) != digests.get(n))
             detail = f"Route {route.route.name}: {viewer} sees other bytes than the manifest names."
@@ -90,8 +93,12 @@ def layout_restored(seen: CaseObservation) -> CheckRecord:
         weight = next(t for t in route.said("tensors") if t["name"] == f"{layer.name}.weight")
         shape = (weight["shape"], weight["stride"])
         detail = f"The weight on route {route.route.name} is not column-major [K, N]."
-        tally.require(shape == ([k, n], [1, k]), Outcome.LAYOUT, detail, expected=[[k, n], [1, k]], found=shape)
+        tally.require(
+            shape == ([k, n], [1, k]), Outcome.LAYOUT, detail, expected=[[k, n], [1, k]], found=shape
+        )
         others = {t["name"].rpartition(".")[2]: t["shape"] for t in route.said("tensors")}
         per_channel = others["weight_scale"] in ([], [n])
         tally.require(per_channel, Outcome.LAYOUT, "The weight scale has another shape.", found=others)
-    return tally.record("Shape, strides, logical and padded sizes are as processing leaves them, on all routes.")
+    return tally.record(
+        "Shape, strides, logical and padded sizes are as processing leaves them, on all routes."
+    )

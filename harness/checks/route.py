@@ -1,32 +1,41 @@
 """route_witnessed, kernel_witnessed, capability: which way was taken, and by what."""
 
-from ..observation import CaseObservation
+from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
 from ..record import CheckRecord
 from .verdict import Tally
 
 
 def route_witnessed(seen: CaseObservation) -> CheckRecord:
-    """The weights came by the way that the route names: by the engine's word, inotify and the map."""
+    """The weights came by the way that the route names: by inotify, the engine's word and the map."""
     tally = Tally("route_witnessed")
+    # inotify first: it needs nothing from the engine, so an engine that died on the way is caught too.
     for route in seen.in_order():
-        want, taken = route.route.must_observe, route.said("route_taken")
-        name = route.route.name
+        _require_files(route, tally)
+    if tally.failed:
+        return tally.record("")
+    for route in seen.in_order():
+        name, want, taken = route.route.name, route.route.must_observe, route.said("route_taken")
         tally.require(taken == want, Outcome.WRONG_ROUTE, f"Route {name} took {taken!r}, not {want!r}.")
-        opened = route.files_opened
+        mapped, pid = route.said("mapped_bytes"), route.said("daemon_pid")
         if route.route.shares:
-            detail = f"Route {name} opened weight files, though it must only attach."
-            tally.require(not opened, Outcome.WRONG_ROUTE, detail, files_opened=opened)
-            tally.require(route.decoy, Outcome.WRONG_ROUTE, f"Route {name} ran without a decoy.")
-            same = route.said("daemon_pid") == seen.daemon.pid and route.said("mapped_bytes") > 0
             detail = f"Route {name} is not attached to this daemon."
-            tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid)
+            same = pid == seen.daemon.pid and mapped > 0
+            tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid, found=pid)
         else:
-            detail = f"Route {name} never opened a weight file, though it must read the disk."
-            tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, files_opened=opened)
-            apart = route.said("mapped_bytes") == 0
-            tally.require(apart, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.")
+            tally.require(mapped == 0, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.")
     return tally.record("Each route took its own way: disk, fallback, attach, attach.")
+
+
+def _require_files(route: RouteObservation, tally: Tally) -> None:
+    name, opened = route.route.name, route.files_opened
+    if route.route.shares:
+        detail = f"Route {name} opened weight files, though it must only attach."
+        tally.require(not opened, Outcome.WRONG_ROUTE, detail, files_opened=opened)
+        tally.require(route.decoy, Outcome.WRONG_ROUTE, f"Route {name} ran without a decoy.")
+    elif route.outcome is Outcome.PASS:
+        detail = f"Route {name} never opened a weight file, though it must read the disk."
+        tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, files_opened=opened)
 
 
 def kernel_witnessed(seen: CaseObservation) -> CheckRecord:

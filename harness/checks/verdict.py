@@ -14,6 +14,11 @@ class Tally:
         self._failure: CheckRecord | None = None
         self._counts: dict[str, int] = {}
 
+    @property
+    def failed(self) -> bool:
+        """Whether a failure has been recorded."""
+        return self._failure is not None
+
     def count(self, what: str, amount: int = 1) -> None:
         """Note `amount` more of `what` compared."""
         self._counts[what] = self._counts.get(what, 0) + amount

@@ -29,4 +29,12 @@ def map_arena(transport: str, fd: int, nbytes: int, probe_offset: int) -> Attach
     return MemfdAttachment(fd, nbytes, probe_offset, sealed=_sealed(transport))
 
 
-__all__ = ["OFFSET_ALIGNMENT", "PROBE_BYTES", "TRANSPORTS", "Arena", "Attachment", "create_arena", "map_arena"]
+__all__ = [
+    "OFFSET_ALIGNMENT",
+    "PROBE_BYTES",
+    "TRANSPORTS",
+    "Arena",
+    "Attachment",
+    "create_arena",
+    "map_arena",
+]

@@ -75,7 +75,9 @@ class MemfdArena:
 
     def write_probe(self, nonce: bytes) -> None:
         """Put PROBE_BYTES on the probe page, where attached engines see them at once."""
-        self._mapping.tensor(self.probe_offset, PROBE_BYTES).copy_(torch.frombuffer(bytearray(nonce), dtype=torch.uint8))
+        self._mapping.tensor(self.probe_offset, PROBE_BYTES).copy_(
+            torch.frombuffer(bytearray(nonce), dtype=torch.uint8)
+        )
 
     def close(self) -> None:
         """Unmap and close; the memory lives on while an engine maps it."""

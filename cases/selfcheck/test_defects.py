@@ -1,0 +1,114 @@
+"""Detection power: each planted defect is caught by its own check, with its own word."""
+
+from pathlib import Path
+
+import pytest
+
+from loadproof.fixtures.run import Run
+from loadproof.harness.checkpoint.digest import content_digest
+from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
+from loadproof.harness.matrix import layer_spec
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.proof import ProofRequest, Prover
+from loadproof.harness.record import CaseRecord
+from loadproof.harness.spec import CaseSpec, ProjectionKind, Scheme, SyntheticSource
+
+PER_CHANNEL = {"channel-scales-padded-with-zero"}
+"""Defects that only this scheme can have; the others are planted under FP8."""
+
+# name -> (check, verdict), spelled out: the table in the library must agree with it.
+CAUGHT = {
+    "weight-transposed-twice": ("layout_restored", "LAYOUT"),
+    "requantised-again": ("processed_exact", "PROCESSED"),
+    "padded-twice": ("layout_restored", "LAYOUT"),
+    "logical-width-lost": ("outputs_exact", "SHAPE"),
+    "channel-scales-padded-with-zero": ("processed_exact", "PROCESSED"),
+    "first-input-scale": ("processed_exact", "PROCESSED"),
+    "copied-by-value": ("pointers_shared", "NOT_SHARED"),
+    "silent-disk-load-by-read": ("route_witnessed", "WRONG_ROUTE"),
+    "silent-disk-load-by-mmap": ("route_witnessed", "WRONG_ROUTE"),
+    "disk-instead-of-attach": ("route_witnessed", "WRONG_ROUTE"),
+    "flipped-bit-in-padding": ("processed_exact", "PROCESSED"),
+    "header-only-key": ("outputs_exact", "BYTES"),
+    "store-into-shared-memory": ("contents_preserved", "MUTATED"),
+    "negative-zero": ("outputs_exact", "BYTES"),
+    "output-scaled-by-ten-percent": ("gemm_bounded", "BOUND"),
+    "weight-scale-off-by-ten-percent": ("processed_exact", "PROCESSED"),
+    "activation-scale-off-by-one-ulp": ("activation_exact", "BYTES"),
+    "another-kernel": ("kernel_witnessed", "WRONG_KERNEL"),
+    "hang": ("outputs_exact", "TIMEOUT"),
+    "abort": ("outputs_exact", "CRASHED"),
+    "escaped-exception": ("outputs_exact", "CRASHED"),
+}
+
+
+def prove(prover: Prover, folder: Path, defect: str | None, transport: str = "memfd-writable") -> CaseRecord:
+    scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect in PER_CHANNEL else Scheme.FP8
+    layer = layer_spec(ProjectionKind.QKV, scheme, (43, 17, 9), 48)
+    source = SyntheticSource(seed=3)
+    case = CaseSpec(
+        layer=layer, projection=ProjectionKind.QKV, source=source, transport=transport, m_values=(1, 2, 17)
+    )
+    checkpoint = folder / "checkpoint"
+    write_checkpoint(checkpoint, synthetic_tensors(layer, source.seed, False), scheme)
+    request = ProofRequest(
+        case=case,
+        checkpoint=checkpoint,
+        content=content_digest(checkpoint),
+        origin="synthetic",
+        run_id="selfcheck",
+        node_id="selfcheck",
+        defect=defect,
+        phase_seconds=2.0 if defect == "hang" else 30.0,
+    )
+    return prover.prove(request)
+
+
+def test_every_defect_of_the_library_is_listed_here() -> None:
+    from loadproof.harness.defects import DEFECTS
+
+    assert {name: (d.caught_by, d.verdict.value) for name, d in DEFECTS.items()} == CAUGHT
+
+
+@pytest.mark.parametrize("defect", sorted(CAUGHT))
+def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
+    check, verdict = CAUGHT[defect]
+    record = prove(prover, tmp_path, defect)
+    found = {c.name: c.verdict.value for c in record.checks}
+    assert found[check] == verdict, found
+    assert not record.holds
+
+
+def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path) -> None:
+    record = prove(prover, tmp_path, None)
+    assert {c.name: c.verdict.value for c in record.checks if c.verdict is not Outcome.PASS} == {}
+
+
+def test_store_into_sealed_memory_crashes_and_names_the_signal(prover: Prover, tmp_path: Path) -> None:
+    record = prove(prover, tmp_path, "store-into-shared-memory", transport="memfd")
+    assert record.routes["ipc"].outcome is Outcome.CRASHED
+    assert record.routes["ipc"].exit == -11
+    assert "Segmentation fault" in record.routes["ipc"].stderr_tail
+    assert record.routes["ipc"].error is not None
+
+
+def test_hung_engine_leaves_the_stacks_of_its_threads(prover: Prover, tmp_path: Path) -> None:
+    record = prove(prover, tmp_path, "hang")
+    ipc = record.routes["ipc"]
+    assert ipc.error is not None
+    assert "'probed'" in ipc.error.message
+    assert "most recent call first" in ipc.stderr_tail
+
+
+def test_two_runs_give_the_same_hashes(prover: Prover, tmp_path: Path) -> None:
+    first, second = (prove(prover, tmp_path / name, None) for name in ("a", "b"))
+    for route in first.routes:
+        assert first.routes[route].outputs == second.routes[route].outputs
+        assert first.routes[route].processed == second.routes[route].processed
+
+
+def test_evidence_survives_a_round_trip(prover: Prover, tmp_path: Path) -> None:
+    record = prove(prover, tmp_path, None)
+    run = Run(run_id="selfcheck", folder=tmp_path / "run")
+    run.add(record)
+    assert run.read(record.id) == record

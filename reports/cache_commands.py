@@ -1,0 +1,285 @@
+"""`loadproof daemon` and `loadproof attach`: the weight cache by hand."""
+
+import hashlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from loadproof.harness.cache.arena import TRANSPORTS
+from loadproof.harness.cache.client import Attached, CacheClient
+from loadproof.harness.cache.key import make_key
+from loadproof.harness.cache.manifest import Entry
+from loadproof.harness.cache.socket_path import check_length
+from loadproof.harness.checkpoint import strict_json
+from loadproof.harness.checkpoint.config import CONFIG, read_quantization, scheme_of
+from loadproof.harness.checkpoint.digest import sidecar_digest
+from loadproof.harness.checkpoint.layers import discover_layers
+from loadproof.harness.checkpoint.reader import CheckpointReader
+from loadproof.harness.daemon import DaemonJob, Serving, serving
+from loadproof.harness.errors import (
+    ConfigError,
+    ContentMismatch,
+    InvalidInput,
+    KeyMismatch,
+    MissingTensor,
+)
+from loadproof.harness.kernels import make_kernel
+from loadproof.harness.spec import LayerSpec
+from loadproof.harness.tensor_bytes import sha256
+
+from .text import one_line
+
+DTYPES = ("bfloat16", "float16")
+SHOWN_DIGITS = 12
+
+Checkpoint = Annotated[Path, typer.Argument(help="Folder of a ModelOpt FP8 checkpoint.")]
+Socket = Annotated[
+    Path, typer.Option("--socket", help="The daemon's Unix socket, in a folder of yours with mode 0700.")
+]
+Transport = Annotated[
+    str,
+    typer.Option("--transport", help=f"How the memory is shared: {' or '.join(TRANSPORTS)} (unsealed)."),
+]
+KernelName = Annotated[
+    str, typer.Option("--kernel", help="Backend that will multiply; both sides must name the same.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class _Stopped(BaseException):
+    """A signal asked the daemon to end."""
+
+
+def daemon(
+    checkpoint: Checkpoint,
+    socket: Socket,
+    transport: Transport = "memfd",
+    kernel: KernelName = "reference",
+    as_json: Json = False,
+) -> None:
+    """Load a checkpoint's FP8 layers once and serve their memory until SIGTERM or Ctrl-C."""
+    with _errors_typed(socket), _signals_stop():
+        _require_usable(transport, kernel, socket)
+        job = DaemonJob(
+            checkpoint=checkpoint,
+            layers=tuple(_discovered(checkpoint)),
+            socket=socket,
+            transport=transport,
+            kernel=kernel,
+        )
+        with serving(job) as ready:
+            facts = _ready(job, ready)
+            typer.echo(json.dumps(facts) if as_json else _ready_line(facts))
+            while True:
+                signal.pause()
+
+
+def attach(
+    checkpoint: Checkpoint,
+    socket: Socket,
+    transport: Transport = "memfd",
+    kernel: KernelName = "reference",
+    as_json: Json = False,
+) -> None:
+    """Attach to a daemon and check every tensor's bytes; exit status 1 where key or bytes differ."""
+    with _errors_typed(socket):
+        _require_usable(transport, kernel, socket)
+        content = sidecar_digest(checkpoint)
+        key = make_key(checkpoint, content, _layers_of(checkpoint, content), make_kernel(kernel))
+        client = CacheClient(socket)
+        try:
+            attached = client.attach(key, transport)
+            try:
+                _require_content(attached)
+                _print_attached(attached, socket, transport, content, as_json)
+            finally:
+                attached.arena.close()
+        finally:
+            client.close()
+
+
+def _require_usable(transport: str, kernel: str, socket: Path) -> None:
+    if transport not in TRANSPORTS:
+        raise InvalidInput(
+            "--transport",
+            expected=f"one of {', '.join(TRANSPORTS)}",
+            found=transport,
+            remedy="Pass a transport that exists on this host.",
+        )
+    make_kernel(kernel)
+    check_length(socket)
+
+
+@contextmanager
+def _errors_typed(socket: Path) -> Iterator[None]:
+    # What the operating system refuses is one line as well; a difference between both sides is exit status 1.
+    try:
+        yield
+    except (KeyMismatch, ContentMismatch) as error:
+        typer.echo(f"loadproof: {one_line(str(error))}", err=True)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        raise InvalidInput(
+            error.filename or socket,
+            expected="a path that can be used",
+            found=error.strerror or type(error).__name__,
+            remedy="Check its permissions, or choose another path.",
+        ) from error
+
+
+@contextmanager
+def _signals_stop() -> Iterator[None]:
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop(signum: int, frame: object) -> NoReturn:
+        # A second signal must not interrupt the clearing up.
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped
+
+    before = {each: signal.signal(each, stop) for each in signals}
+    try:
+        yield
+    except _Stopped:
+        pass
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _ready(job: DaemonJob, ready: Serving) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "socket": str(job.socket),
+        "transport": job.transport,
+        "layers": len(job.layers),
+        "arena_bytes": ready.manifest.arena_bytes,
+        "content": ready.key["content"],
+    }
+
+
+def _ready_line(facts: dict[str, Any]) -> str:
+    return (
+        f"ready: process {facts['pid']} serves {facts['layers']} layers ({facts['arena_bytes']} bytes, "
+        f"{facts['transport']}) at {facts['socket']}, content {facts['content'][:SHOWN_DIGITS]}"
+    )
+
+
+def _require_content(attached: Attached) -> None:
+    for entry in attached.manifest.entries:
+        found = sha256(attached.arena.read(entry.offset, entry.nbytes))
+        if found != entry.sha256:
+            raise ContentMismatch(
+                entry.name,
+                expected=f"sha256 {entry.sha256}",
+                found=f"sha256 {found}",
+                remedy="Restart the daemon: its memory was written to.",
+            )
+
+
+def _print_attached(attached: Attached, socket: Path, transport: str, content: str, as_json: bool) -> None:
+    entries = attached.manifest.entries
+    if as_json:
+        facts = {
+            "pid": attached.client.daemon_pid,
+            "socket": str(socket),
+            "transport": transport,
+            "arena_bytes": attached.manifest.arena_bytes,
+            "content": content,
+            "tensors": [_entry_json(entry) for entry in entries],
+        }
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    header = ("tensor", "dtype", "shape", "offset", "sha256")
+    rows = [header, *(_row(entry) for entry in entries)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(f"attached to process {attached.client.daemon_pid}: {len(entries)} tensors verified", err=True)
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "offset": entry.offset,
+        "sha256": entry.sha256,
+    }
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    shape = "x".join(map(str, entry.shape)) or "scalar"
+    return (one_line(entry.name), entry.dtype, shape, str(entry.offset), entry.sha256[:SHOWN_DIGITS])
+
+
+# --- which layers there are -------------------------------------------------------------------
+
+
+def _discovered(checkpoint: Path) -> list[LayerSpec]:
+    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
+    with CheckpointReader(checkpoint) as reader:
+        layers = discover_layers(reader, scheme, _out_dtype(checkpoint))
+    if not layers:
+        raise MissingTensor(
+            checkpoint,
+            expected="at least one FP8 layer",
+            found="none",
+            remedy="Name a checkpoint whose weights are quantised.",
+        )
+    return layers
+
+
+def _out_dtype(checkpoint: Path) -> str:
+    try:
+        document = strict_json.parse((checkpoint / CONFIG).read_bytes(), strict_numbers=False)
+    except FileNotFoundError:
+        document = {}
+    except ValueError as error:
+        document = error
+    dtype = document.get("dtype") if isinstance(document, dict) else document
+    if dtype is None:
+        return DTYPES[0]
+    if dtype not in DTYPES:
+        raise ConfigError(
+            checkpoint / CONFIG,
+            expected=f"dtype {' or '.join(DTYPES)}",
+            found=repr(dtype)[:100],
+            remedy="Export the checkpoint with an output dtype that the kernels have.",
+        )
+    return str(dtype)
+
+
+def _layers_of(checkpoint: Path, content: str) -> list[LayerSpec]:
+    """As `_discovered`, remembered by content: an engine that attaches reads no header either."""
+    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
+    asked = json.dumps([content, scheme.value, _out_dtype(checkpoint)])
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    file = Path(root) / "loadproof" / "layers" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    try:
+        return [LayerSpec.from_json(layer) for layer in json.loads(file.read_bytes())]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    layers = _discovered(checkpoint)
+    # Files exchanged meanwhile must not be remembered under the digest of their predecessors.
+    if sidecar_digest(checkpoint) == content:
+        _remember(file, layers)
+    return layers
+
+
+def _remember(file: Path, layers: list[LayerSpec]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as written:
+            json.dump([layer.to_json() for layer in layers], written)
+        os.replace(written.name, file)
+    except OSError:
+        # Only a shortcut is lost: the next call reads the headers again.
+        return
