@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from . import engine, loaders
-from .cache import key
+from .cache import key, manifest
 from .formats import FORMATS, ProcessedLayer
 from .formats.e4m3 import E4M3, dequantize_fp16, quantize_static
 from .kernels.reference import ReferenceKernel
 from .layers import FusedFp8Linear
 from .outcome import Outcome
 from .spec import Scheme
+from .witness.maps import memory_identity
 
 Edit = Callable[[ProcessedLayer], ProcessedLayer]
 
@@ -60,7 +61,7 @@ def _defect(
 
 def _edit_attached(edit: Edit) -> None:
     """Change every layer that this process restores from the daemon's memory."""
-    original = loaders.restore
+    original = manifest.restore
     _replace(loaders, "restore", lambda *arguments: edit(original(*arguments)))
 
 
@@ -249,7 +250,7 @@ def store_into_shared_memory(process: str, loader: str) -> None:
     def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         results = original(layer, inputs)
         weight = layer.processed.tensors["weight"]
-        if "memfd" in engine.memory_identity(weight)[0]:
+        if "memfd" in memory_identity(weight)[0]:
             byte = ctypes.c_ubyte.from_address(weight.data_ptr())
             byte.value ^= 1
         return results

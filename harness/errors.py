@@ -4,15 +4,13 @@ Every message names where, what was expected, what was found, and what to do; th
 takes these four as separate arguments so that none can be left out.
 """
 
-from typing import ClassVar
-
 from .outcome import Outcome
 
 
 class LoadproofError(Exception):
     """Base of all errors that loadproof raises on purpose."""
 
-    outcome: ClassVar[Outcome] = Outcome.INFRA
+    outcome: Outcome = Outcome.INFRA
     """The outcome of a route that ends in this error."""
 
     def __init__(self, where: object, *, expected: object, found: object, remedy: str) -> None:
@@ -21,6 +19,11 @@ class LoadproofError(Exception):
         self.found = str(found)
         self.remedy = remedy
         super().__init__(f"{self.where}: expected {self.expected}, found {self.found}. {remedy}")
+
+    @property
+    def type_name(self) -> str:
+        """The class that evidence names."""
+        return type(self).__name__
 
 
 class InvalidInput(LoadproofError):
@@ -68,7 +71,7 @@ class ConfigError(CheckpointError):
 class Refused(LoadproofError):
     """Declined by name: never loaded as something else, never hidden by fallback."""
 
-    outcome: ClassVar[Outcome] = Outcome.REFUSED
+    outcome: Outcome = Outcome.REFUSED
 
 
 class RefusedScheme(Refused):
@@ -82,7 +85,7 @@ class RefusedKernel(Refused):
 class KernelContractError(LoadproofError):
     """Operands break the kernel's contract (layout, alignment, scale shape)."""
 
-    outcome: ClassVar[Outcome] = Outcome.LAYOUT
+    outcome: Outcome = Outcome.LAYOUT
 
 
 # --- weight cache -----------------------------------------------------------------------------
@@ -111,7 +114,7 @@ class DaemonRunning(CacheError):
 class DaemonUnresponsive(CacheError):
     """The peer missed the deadline for a whole message."""
 
-    outcome: ClassVar[Outcome] = Outcome.TIMEOUT
+    outcome: Outcome = Outcome.TIMEOUT
 
 
 class BadFrame(CacheError):
@@ -129,7 +132,7 @@ class BadManifest(CacheError):
 class KeyMismatch(CacheError):
     """Daemon and engine would not produce the same bytes; lists the differing fields."""
 
-    outcome: ClassVar[Outcome] = Outcome.REFUSED
+    outcome: Outcome = Outcome.REFUSED
 
 
 class StaleEpoch(CacheError):
@@ -139,7 +142,7 @@ class StaleEpoch(CacheError):
 class ContentMismatch(CacheError):
     """Attached bytes differ from the manifest's digest."""
 
-    outcome: ClassVar[Outcome] = Outcome.MUTATED
+    outcome: Outcome = Outcome.MUTATED
 
 
 class ArenaError(CacheError):
@@ -156,10 +159,23 @@ class LaunchError(LoadproofError):
 class ProcessTimeout(LoadproofError):
     """A process missed its deadline; names the phase it was in."""
 
-    outcome: ClassVar[Outcome] = Outcome.TIMEOUT
+    outcome: Outcome = Outcome.TIMEOUT
 
 
 class ProcessCrashed(LoadproofError):
     """A process died of a signal or ended without its result."""
 
-    outcome: ClassVar[Outcome] = Outcome.CRASHED
+    outcome: Outcome = Outcome.CRASHED
+
+
+class RemoteError(LoadproofError):
+    """A typed error that another process reported; keeps that error's name, words and outcome."""
+
+    def __init__(self, type_name: str, message: str, outcome: Outcome) -> None:
+        Exception.__init__(self, message)
+        self._type_name = type_name
+        self.outcome = outcome
+
+    @property
+    def type_name(self) -> str:
+        return self._type_name

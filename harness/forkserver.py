@@ -90,11 +90,11 @@ def serve(server: socket.socket) -> None:
     main.send({"ready": os.getpid(), "threads": len(os.listdir("/proc/self/task")), "modules": _preloaded()})
     try:
         while True:
-            readable, _, _ = select.select([server, wake_read], [], [])
+            readable, _, _ = select.select([server.fileno(), wake_read], [], [])
             if wake_read in readable:
                 os.read(wake_read, 4096)
                 _reap(main, children)
-            if server in readable:
+            if server.fileno() in readable:
                 kind, fds, _, _ = socket.recv_fds(server, 64, 2)
                 if not kind:
                     return

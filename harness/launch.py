@@ -93,7 +93,7 @@ class Forkserver:
                 "forkserver",
                 expected="torch, engine and daemon imported, and one thread",
                 found=f"{ready['modules']} and {ready['threads']} threads",
-                remedy="Check what imports torch or starts threads at interpreter start (sitecustomize, .pth files).",
+                remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
             )
 
 

@@ -12,17 +12,20 @@ from .spec import (
 
 CPU_TRANSPORTS = ("memfd", "memfd-writable")
 
+Widths = dict[ProjectionKind, dict[str, tuple[int, ...]]]
+"""Logical widths of the projections, by kind and by what they show."""
+
 _MEMBERS = {
     ProjectionKind.PLAIN: ("o_proj", ("o_proj",)),
     ProjectionKind.QKV: ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
 }
 """Fused name, and the projections it joins, below `model.layers.0.self_attn`."""
 
-_SYNTHETIC_WIDTHS = {
+_SYNTHETIC_WIDTHS: Widths = {
     ProjectionKind.PLAIN: {"aligned": (96,), "padded": (83,)},
     ProjectionKind.QKV: {"aligned": (96, 32, 32), "padded": (91, 33, 25)},
 }
-_REAL_WIDTHS = {
+_REAL_WIDTHS: Widths = {
     ProjectionKind.PLAIN: {"whole": (576,), "trimmed": (571,)},
     ProjectionKind.QKV: {"whole": (576, 192, 192), "trimmed": (571, 189, 190)},
 }

@@ -23,7 +23,7 @@ from .checkpoint.route_dir import RouteDir, make_route_dir
 from .checks import case_verdict, run_checks
 from .daemon import DaemonJob
 from .engine import EngineJob
-from .errors import CheckpointChanged, LoadproofError, ProcessCrashed
+from .errors import CheckpointChanged, LoadproofError, ProcessCrashed, RemoteError
 from .inputs import make_inputs
 from .kernels import make_kernel
 from .launch import Child, Forkserver
@@ -154,7 +154,7 @@ class _Runner:
         except LoadproofError as error:
             for route in attaching:
                 seen.setdefault(route.name, RouteObservation(route=route)).outcome = error.outcome
-                seen[route.name].error = ErrorRecord(type=type(error).__name__, message=str(error))
+                seen[route.name].error = ErrorRecord(type=error.type_name, message=str(error))
         return {route.name: seen[route.name] for route in ROUTES}, self._daemon
 
     @contextmanager
@@ -186,11 +186,8 @@ class _Runner:
         except Closed:
             raise _crashed(child, phase) from None
         if "error" in message:
-            error = LoadproofError(
-                "daemon", expected="it to serve", found=message["error"]["message"], remedy="See there."
-            )
-            error.outcome = Outcome(message["outcome"])  # type: ignore[misc]  # of this instance
-            raise error
+            error = message["error"]
+            raise RemoteError(error["type"], error["message"], Outcome(message["outcome"]))
         return message
 
     def _observe(self, route: Route) -> RouteObservation:
@@ -260,7 +257,7 @@ class _Runner:
     @staticmethod
     def _fail(seen: RouteObservation, error: LoadproofError) -> None:
         seen.outcome = error.outcome
-        seen.error = ErrorRecord(type=type(error).__name__, message=str(error))
+        seen.error = ErrorRecord(type=error.type_name, message=str(error))
 
     def _write_probe(self) -> str:
         nonce = secrets.token_bytes(PROBE_BYTES)

@@ -13,7 +13,8 @@ def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     A column-major [K, N] weight comes out as its stored [N, K] rows; no copy where the tensor is dense.
     """
-    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    stride = tuple(tensor.stride())
+    order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
     dense = tensor.detach().permute(order).contiguous().cpu()
     return dense.reshape(-1).view(torch.uint8)
 

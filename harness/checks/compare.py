@@ -35,7 +35,7 @@ def _difference(
     right: torch.Tensor,
 ) -> dict[str, Any]:
     size = reference.element_size()
-    elements = differing.div(size, rounding_mode="floor").unique()
+    elements = torch.unique_consecutive(differing.div(size, rounding_mode="floor"))
     first = int(elements[0])
     span = slice(first * size, (first + 1) * size)
     return {

@@ -1,4 +1,4 @@
-"""CUTLASS's contract for FP8 operands, enforced by every backend, so that a layout bug fails on a laptop too."""
+"""CUTLASS's contract for FP8 operands, enforced by every backend: a layout bug fails on a laptop too."""
 
 import torch
 

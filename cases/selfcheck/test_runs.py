@@ -1,0 +1,152 @@
+"""Whole runs in processes of their own: workers, interruptions, what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loadproof.harness.errors import LaunchError
+from loadproof.harness.launch import Forkserver
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = "synthetic-fp8-qkv"
+"""Four cases: aligned and padded, on both transports."""
+PER_RUN = ("pid", "exit", "timings_ms", "allocation", "daemon_pid", "run_id", "duration_ms", "node_id")
+
+
+def run_pytest(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "cases/layers", "-k", CASES, "-p", "no:cacheprovider"]
+    command += ["--loadproof-out", str(out), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def comparable(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: comparable(v) for k, v in value.items() if k not in PER_RUN}
+    return [comparable(v) for v in value] if isinstance(value, list) else value
+
+
+def evidence(out: Path) -> dict[str, object]:
+    lines = (out / "evidence.jsonl").read_text().splitlines()
+    return {record["case"]["id"]: comparable(record) for record in map(json.loads, lines)}
+
+
+def test_workers_give_the_same_evidence_and_one_run_a_case(tmp_path: Path) -> None:
+    alone, together = run_pytest(tmp_path / "n0", "-n", "0"), run_pytest(tmp_path / "n2", "-n", "2")
+    assert (alone.returncode, together.returncode) == (0, 0), alone.stdout + together.stdout
+    assert len(evidence(tmp_path / "n0")) == 4
+    assert evidence(tmp_path / "n0") == evidence(tmp_path / "n2")
+    # A second four-way run of a case would leave other pids behind; the engine's own are in the evidence.
+    assert together.stdout.count("VERIFIED") == 4
+    assert "40 passed" in together.stdout
+
+
+def test_run_leaves_every_file_and_says_cpu_default_only(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path / "run")
+    assert done.returncode == 0, done.stdout
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (run["verdict"], run["scope"]) == ("EQUIVALENT", "cpu-default")
+    assert run["counts"] == {
+        "planned": 4,
+        "verified": 4,
+        "failed": 0,
+        "incomplete": 0,
+        "refused_as_expected": 0,
+    }
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"run.json", "evidence", "evidence.jsonl", "report.html", "validation.md", "junit.xml"}
+    for text in (
+        done.stdout,
+        (tmp_path / "run" / "report.html").read_text(),
+        (tmp_path / "run" / "validation.md").read_text(),
+    ):
+        assert "CPU DEFAULT ONLY" in text
+
+
+def test_unwritable_output_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = run_pytest(tmp_path / "file" / "run")
+    assert done.returncode != 0
+    assert "OutputUnwritable" in done.stdout + done.stderr
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_stopped_run_is_incomplete(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "cases/layers", "-p", "no:cacheprovider", "-k", CASES]
+    process = subprocess.Popen(
+        [*command, "--loadproof-out", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "VERIFIED" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    process.stdout.read()
+    assert process.wait(30) == 2
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["verdict"] == "INCOMPLETE"
+    assert run["counts"]["incomplete"] >= 1
+    assert "INCOMPLETE" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_bad_option_is_a_usage_error(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path / "run", "--loadproof-transport", "pigeon")
+    assert done.returncode == 4
+    assert "pigeon" in done.stderr
+
+
+def test_required_gpu_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
+    done = run_pytest(tmp_path / "run", "--loadproof-require", "cuda")
+    assert done.returncode == 4
+    assert "cuda" in done.stderr
+
+
+def test_killed_harness_leaves_no_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from loadproof.harness.launch import Forkserver;"
+        "server = Forkserver(); child = server.spawn('engine', Path(sys.argv[1]));"
+        "print(server._process.pid, child.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "stderr")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 2
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_forkserver_without_its_preload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forkserver, "_receive", lambda self, timeout: {"modules": [], "threads": 1})
+    with pytest.raises(LaunchError, match="imported"):
+        Forkserver()
+
+
+def test_proof_leaves_no_file_descriptor_and_no_folder(tmp_path: Path) -> None:
+    from loadproof.cases.selfcheck.test_defects import prove
+    from loadproof.harness.proof import Prover
+
+    with Prover() as prover:
+        prove(prover, tmp_path / "warm", None)
+        fds, folders = len(os.listdir("/proc/self/fd")), set(Path("/tmp").glob("loadproof-*"))
+        for index in range(3):
+            prove(prover, tmp_path / str(index), "abort" if index == 1 else None)
+        assert len(os.listdir("/proc/self/fd")) == fds
+        assert set(Path("/tmp").glob("loadproof-*")) <= folders

@@ -1,0 +1,54 @@
+"""The rules of the structure: who may import whom, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN = {
+    "harness": {"pytest", "loadproof.fixtures", "loadproof.reports", "loadproof.cases", "pickle", "marshal"},
+    "reports": {"pytest", "loadproof.fixtures", "loadproof.cases", "pickle"},
+    "fixtures": {"loadproof.reports", "loadproof.cases", "pickle"},
+}
+
+
+def imported(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("folder", sorted(FORBIDDEN))
+def test_folder_imports_nothing_above_it(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for file in files:
+        wrong = {n for n in imported(file) for f in FORBIDDEN[folder] if n == f or n.startswith(f"{f}.")}
+        assert not wrong, f"{file.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_collection_imports_no_torch() -> None:
+    code = (
+        "import sys, pytest; status = pytest.main(['--collect-only', '-q', 'cases/layers']);"
+        "print('STATUS', int(status), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "STATUS 0 False"
+
+
+def test_case_ids_are_unique_lower_case_ascii() -> None:
+    from loadproof.harness.matrix import GROUPS
+
+    ids = [case.id for group in GROUPS.values() for case in group()]
+    assert len(ids) == len(set(ids)) == 32
+    for case_id in ids:
+        assert case_id.isascii()
+        assert case_id == case_id.lower()
+        assert set(case_id) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
