@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def pytest_loadproof_run_written(run_dir: Path) -> None:
-    """Write `report.html` and `validation.md` into the run's folder."""
+    """Write `report.html`, `validation.md` and `junit.xml` into the run's folder."""
     from .write import write_reports
 
     write_reports(run_dir)

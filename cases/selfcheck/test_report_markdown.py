@@ -59,12 +59,18 @@ def test_a_long_run_is_cut_and_says_so() -> None:
         assert re.search(rf"\d+ more {what} in report\.html", markdown)
 
 
-def test_the_hook_leaves_both_reports_and_no_other_file(tmp_path: Path) -> None:
+def test_the_hook_leaves_the_three_reports_and_no_other_file(tmp_path: Path) -> None:
     run = run_of(case_record("a"))
     pytest_loadproof_run_written(store(run, tmp_path))
     assert (tmp_path / "report.html").read_text() == render_html(run)
     assert (tmp_path / "validation.md").read_text() == render_markdown(run)
-    assert {p.name for p in tmp_path.iterdir()} == {"run.json", "evidence", "report.html", "validation.md"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "run.json",
+        "evidence",
+        "report.html",
+        "validation.md",
+        "junit.xml",
+    }
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

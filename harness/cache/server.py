@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from ..errors import BadFrame, LoadproofError, UnsafeSocket
@@ -47,7 +48,9 @@ class CacheServer:
         self._thread.join(timeout=2)
         with self._lock:
             for connection in self._open:
-                connection.shutdown(socket.SHUT_RDWR)
+                # One whose engine just left is closed before it is taken off the list.
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -74,15 +77,16 @@ class CacheServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection:
+            self._answer(connection, time.monotonic() + HANDSHAKE_SECONDS)
+            while self._next_request_begins(connection):
                 self._answer(connection, time.monotonic() + HANDSHAKE_SECONDS)
-                while self._next_request_begins(connection):
-                    self._answer(connection, time.monotonic() + HANDSHAKE_SECONDS)
         except (LoadproofError, OSError):
             pass  # The engine is gone or broke the protocol; it has been told where that was possible.
         finally:
+            # Forgotten before it is closed: `close` must never touch a descriptor number that is free again.
             with self._lock:
                 self._open.pop(connection, None)
+            connection.close()
 
     @staticmethod
     def _next_request_begins(connection: socket.socket) -> bool:
