@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from loadproof.harness import daemon as daemon_module
 from loadproof.harness.cache.arena.memfd import MemfdArena
 from loadproof.harness.cache.client import CacheClient
 from loadproof.harness.cache.server import CacheServer
+from loadproof.harness.cache.socket_path import listening
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import DaemonRunning, DaemonUnavailable, SocketPathTooLong, UnsafeSocket
@@ -68,6 +70,18 @@ def test_engine_refuses_a_path_of_108_bytes() -> None:
 def test_engine_takes_a_path_of_107_bytes() -> None:
     with pytest.raises(DaemonUnavailable):
         CacheClient(path_of(107))
+
+
+def test_daemon_serves_at_a_path_of_107_bytes() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="loadproof-"))
+    path = folder / ("s" * (107 - len(str(folder)) - 1))
+    try:
+        with listening(path):
+            assert len(str(path)) == 107
+            CacheClient(path).close()
+        assert list(folder.iterdir()) == []
+    finally:
+        folder.rmdir()
 
 
 def test_daemon_refuses_a_path_of_108_bytes_before_it_loads(

@@ -38,6 +38,7 @@ class CacheServer:
         self._transport = transport
         self._epoch = os.urandom(8).hex()
         self._open: dict[socket.socket, int] = {}
+        self._serving: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._thread.start()
@@ -51,6 +52,10 @@ class CacheServer:
                 # One whose engine just left is closed before it is taken off the list.
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+            serving = list(self._serving)
+        # The arena is unmapped next, and a thread may be hashing it.
+        for thread in serving:
+            thread.join()
 
     def _accept(self) -> None:
         while True:
@@ -59,7 +64,10 @@ class CacheServer:
             except OSError:
                 return
             if self._admit(connection):
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+                with self._lock:
+                    self._serving.add(thread)
+                thread.start()
             else:
                 connection.close()
 
@@ -86,6 +94,7 @@ class CacheServer:
             # Forgotten before it is closed: `close` must never touch a descriptor number that is free again.
             with self._lock:
                 self._open.pop(connection, None)
+                self._serving.discard(threading.current_thread())
             connection.close()
 
     @staticmethod

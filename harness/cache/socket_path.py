@@ -88,7 +88,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
         DaemonRunning: a live daemon serves this path.
         SocketPathTooLong, UnsafeSocket: see the checks above.
     """
-    check_length(path.with_name(f".{path.name}.new"))
+    check_length(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_directory(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -108,11 +108,13 @@ def _place(listener: socket.socket, path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _require_vacant(path)
-        temporary = path.with_name(f".{path.name}.new")
+        temporary = path.with_name(".loadproof.new")
         temporary.unlink(missing_ok=True)
+        # By the directory's descriptor, since the temporary name may be too long where the final one fits.
+        address = f"/proc/self/fd/{lock}/{temporary.name}"
         before = os.umask(0o177)
         try:
-            listener.bind(str(temporary))
+            listener.bind(address)
         finally:
             os.umask(before)
         listener.listen(64)
