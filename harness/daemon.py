@@ -98,14 +98,10 @@ def _require_content(job: DaemonJob, content: str) -> None:
         )
 
 
-def main(channel: Channel) -> None:
+def main(channel: Channel, described_job: dict[str, Any]) -> None:
     """A daemon life under the harness: job in, `ready` out, until SIGTERM or the channel's end."""
-    job = DaemonJob.from_json(channel.receive())
+    job = DaemonJob.from_json(described_job)
     _stop_on_sigterm()
-    if job.defect:
-        from . import defects
-
-        defects.plant(job.defect, "daemon")
     try:
         with serving(job) as ready:
             channel.send({"ready": ready.to_json()})

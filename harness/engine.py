@@ -70,16 +70,12 @@ class Reporter:
         self._channel.receive(timeout=60)
 
 
-def main(channel: Channel) -> None:
+def main(channel: Channel, described_job: dict[str, Any]) -> None:
     """An engine life under the harness: job in, phases out, results in a file."""
-    job = EngineJob.from_json(channel.receive())
+    job = EngineJob.from_json(described_job)
     reporter = Reporter(channel)
     # One thread, recorded: a sum split over threads would be another order of additions.
     torch.set_num_threads(1)
-    if job.defect:
-        from . import defects
-
-        defects.plant(job.defect, "engine", job.loader)
     try:
         live(job, reporter)
     except LoadproofError as error:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from .channel import Channel, Closed
 
@@ -27,7 +28,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def entry_points() -> dict[str, Callable[[Channel], None]]:
+def entry_points() -> dict[str, Callable[[Channel, dict[str, Any]], None]]:
     """What can be started, by name; importing them is the preload."""
     from . import daemon, engine
 
@@ -35,11 +36,16 @@ def entry_points() -> dict[str, Callable[[Channel], None]]:
 
 
 def run_child(kind: str, channel: Channel) -> int:
-    """Run one process life; returns its exit status. stderr carries the stack of a crash."""
+    """Take the job, plant its defect if it has one, run it; returns the exit status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
-        entry_points()[kind](channel)
+        job = channel.receive()
+        if job["defect"]:
+            from . import defects
+
+            defects.plant(job["defect"], kind, job.get("loader", ""))
+        entry_points()[kind](channel, job)
     except Closed:
         return 3
     except BaseException:

@@ -1,69 +1,29 @@
 """The four-way proof of one case: run the four routes in order, observe, check, record."""
 
-import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from types import TracebackType
-from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from .cache.arena import PROBE_BYTES
-from .cache.client import CacheClient
-from .channel import Closed
 from .checkpoint.digest import content_digest
 from .checkpoint.layers import ProjectionTensors, checked_projections, tensor_names
 from .checkpoint.reader import CheckpointReader
-from .checkpoint.route_dir import RouteDir, make_route_dir
-from .checks import case_verdict, run_checks
-from .daemon import DaemonJob
-from .engine import EngineJob
-from .errors import CheckpointChanged, LoadproofError, ProcessCrashed, RemoteError
+from .errors import CheckpointChanged
 from .inputs import make_inputs
 from .kernels import make_kernel
-from .launch import Child, Forkserver
-from .observation import CaseObservation, RouteObservation
-from .outcome import Outcome
-from .record import (
-    CaseRecord,
-    DaemonRecord,
-    DigestRecord,
-    ErrorRecord,
-    OutputRecord,
-    RouteRecord,
-    TensorRecord,
-    WitnessRecord,
-)
-from .routes import ROUTES, Route
-from .spec import CaseSpec, LayerSpec
+from .launch import Forkserver
+from .observation import CaseObservation
+from .record import CaseRecord
+from .recording import record_case
+from .runner import ProofRequest, Runner
+from .spec import LayerSpec
 from .subjects.builtin import BuiltinSubject
 from .subjects.protocol import Subject
-from .tensor_bytes import dtype_name, sha256
-from .witness.inotify import FileWitness
 
-PHASE_SECONDS = 60.0
-"""For each phase of an engine or daemon; a process that stays silent for longer is killed and named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofRequest:
-    """One case, on one checkpoint, in one run."""
-
-    case: CaseSpec
-    checkpoint: Path
-    content: str
-    """Digest of the checkpoint, taken once per run."""
-    origin: str
-    """Where the checkpoint comes from, for people."""
-    run_id: str
-    node_id: str
-    defect: str | None = None
-    phase_seconds: float = PHASE_SECONDS
+__all__ = ["ProofRequest", "Prover", "prove"]
 
 
 def read_projections(layer: LayerSpec, checkpoint: Path) -> list[ProjectionTensors]:
@@ -103,7 +63,7 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
         projections = read_projections(request.case.layer, request.checkpoint)
         inputs = make_inputs(request.case, projections)
         save_file(inputs, scratch / "inputs.safetensors")
-        runner = _Runner(request, subject, scratch)
+        runner = Runner(request, subject, scratch)
         routes, daemon = runner.run()
         seen = CaseObservation(
             case=request.case,
@@ -114,7 +74,7 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
             kernel_accepts_preprocessed=make_kernel(request.case.kernel).accepts_preprocessed,
         )
         _require_unchanged(request)
-        return _record(request, seen, (time.monotonic() - started) * 1e3)
+        return record_case(request, seen, (time.monotonic() - started) * 1e3)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -128,231 +88,3 @@ def _require_unchanged(request: ProofRequest) -> None:
             found=f"content {content} after the last",
             remedy="Something writes to the checkpoint while it is validated; stop that and run again.",
         )
-
-
-class _Runner:
-    """The processes of one case, one after the other."""
-
-    def __init__(self, request: ProofRequest, subject: Subject, scratch: Path) -> None:
-        self._request = request
-        self._subject = subject
-        self._scratch = scratch
-        self._daemon = DaemonRecord()
-        self._socket = scratch / "d" / "s"
-
-    def run(self) -> tuple[dict[str, RouteObservation], DaemonRecord]:
-        """All four routes; a daemon that does not start is the outcome of the routes that need it."""
-        seen: dict[str, RouteObservation] = {}
-        for route in ROUTES:
-            if not route.daemon_present:
-                seen[route.name] = self._observe(route)
-        attaching = [route for route in ROUTES if route.daemon_present]
-        try:
-            with self._daemon_running():
-                for route in attaching:
-                    seen[route.name] = self._observe(route)
-        except LoadproofError as error:
-            for route in attaching:
-                seen.setdefault(route.name, RouteObservation(route=route)).outcome = error.outcome
-                seen[route.name].error = ErrorRecord(type=error.type_name, message=str(error))
-        return {route.name: seen[route.name] for route in ROUTES}, self._daemon
-
-    @contextmanager
-    def _daemon_running(self) -> Iterator[None]:
-        case, stderr = self._request.case, self._scratch / "daemon.stderr"
-        job = DaemonJob(
-            checkpoint=self._request.checkpoint,
-            layers=(case.layer,),
-            socket=self._socket,
-            transport=case.transport,
-            kernel=case.kernel,
-            expected_content=self._request.content,
-            defect=self._request.defect,
-        )
-        child = self._subject.start_daemon(job, stderr)
-        try:
-            self._daemon = _daemon_record(child, case.transport, self._await(child, "started"))
-            yield
-        finally:
-            status = child.end()
-            ended = {"exit": status, "stderr_tail": child.stderr_tail(), "pid": child.pid}
-            self._daemon = self._daemon.model_copy(update=ended)
-
-    def _await(self, child: Child, phase: str) -> dict[str, Any]:
-        try:
-            message = child.channel.receive(self._request.phase_seconds)
-        except TimeoutError:
-            raise child.abort(phase, self._request.phase_seconds) from None
-        except Closed:
-            raise _crashed(child, phase) from None
-        if "error" in message:
-            error = message["error"]
-            raise RemoteError(error["type"], error["message"], Outcome(message["outcome"]))
-        return message
-
-    def _observe(self, route: Route) -> RouteObservation:
-        seen = RouteObservation(route=route, decoy=route.decoy)
-        files = make_route_dir(self._request.checkpoint, self._scratch / route.name, decoy=route.decoy)
-        by_inode = files.linked == "symbolic" and not route.decoy
-        started = time.monotonic()
-        with FileWitness(files.path, list(files.weight_files), by_inode=by_inode) as witness:
-            job = self._job(route, files)
-            child = self._subject.start_engine(job, self._scratch / f"{route.name}.stderr")
-            try:
-                self._follow(child, seen)
-            finally:
-                child.end()
-            seen.files_opened = witness.opened()
-        seen.pid, seen.exit, seen.stderr_tail = child.pid, child.exit, child.stderr_tail()
-        if job.results.exists() and seen.outcome is Outcome.PASS:
-            seen.results = load_file(job.results)
-        if route.daemon_present:
-            seen.daemon_digests = self._digests()
-        seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
-        return seen
-
-    def _job(self, route: Route, files: RouteDir) -> EngineJob:
-        case = self._request.case
-        return EngineJob(
-            loader=route.loader,
-            checkpoint=files.path,
-            links_into=files.links_into,
-            layer=case.layer,
-            kernel=case.kernel,
-            transport=case.transport,
-            socket=self._socket,
-            expected_content=self._request.content,
-            fallback_allowed=route.fallback_allowed,
-            inputs=self._scratch / "inputs.safetensors",
-            results=self._scratch / f"{route.name}.results.safetensors",
-            defect=self._request.defect,
-        )
-
-    def _follow(self, child: Child, seen: RouteObservation) -> None:
-        """Take the engine's messages until it is done, gone or silent for too long."""
-        phase = "forked"
-        try:
-            while phase != "finished":
-                message = child.channel.receive(self._request.phase_seconds)
-                phase = message["phase"]
-                seen.timings_ms[phase] = message["ms"]
-                observed = message["observed"]
-                if phase == "failed":
-                    seen.error, seen.outcome = ErrorRecord(**observed["error"]), Outcome(observed["outcome"])
-                    child.wait()
-                    return
-                seen.reported |= observed
-                if phase == "loaded" and observed["route_taken"] == "attach":
-                    seen.nonce = self._write_probe()
-                    child.channel.send({"go": True})
-            child.wait()
-            seen.outcome = Outcome.PASS
-        except TimeoutError:
-            self._fail(seen, child.abort(phase, self._request.phase_seconds))
-        except Closed:
-            self._fail(seen, _crashed(child, phase))
-        except LoadproofError as error:
-            self._fail(seen, error)
-
-    @staticmethod
-    def _fail(seen: RouteObservation, error: LoadproofError) -> None:
-        seen.outcome = error.outcome
-        seen.error = ErrorRecord(type=error.type_name, message=str(error))
-
-    def _write_probe(self) -> str:
-        nonce = secrets.token_bytes(PROBE_BYTES)
-        client = CacheClient(self._socket)
-        try:
-            client.probe(nonce)
-        finally:
-            client.close()
-        return nonce.hex()
-
-    def _digests(self) -> dict[str, str] | None:
-        try:
-            client = CacheClient(self._socket)
-        except LoadproofError:
-            return None
-        try:
-            return client.digests()
-        finally:
-            client.close()
-
-
-def _crashed(child: Child, phase: str) -> ProcessCrashed:
-    status = child.wait()
-    return ProcessCrashed(
-        f"process {child.pid}",
-        expected=f"the phase after {phase!r}",
-        found=f"its end with exit status {status}{' (a signal)' if (status or 0) < 0 else ''}",
-        remedy="Its stderr, with the stack of a crash, is in the evidence.",
-    )
-
-
-def _daemon_record(child: Child, transport: str, message: dict[str, Any]) -> DaemonRecord:
-    ready = message["ready"]
-    entries = ready["manifest"]["entries"]
-    kept = ("shape", "stride", "dtype", "sha256", "offset")
-    return DaemonRecord(
-        pid=child.pid,
-        transport=transport,
-        allocation=ready["allocation"],
-        arena_bytes=ready["manifest"]["arena_bytes"],
-        key=ready["key"],
-        tensors=[
-            TensorRecord(
-                name=f"{e['layer']}.{e['tensor']}", allocation=ready["allocation"], **{k: e[k] for k in kept}
-            )
-            for e in entries
-        ],
-    )
-
-
-def _record(request: ProofRequest, seen: CaseObservation, duration_ms: float) -> CaseRecord:
-    checks = run_checks(seen)
-    return CaseRecord(
-        run_id=request.run_id,
-        case=request.case.describe(),
-        verdict=case_verdict(checks),
-        node_id=request.node_id,
-        checkpoint={"content": request.content, "origin": request.origin},
-        routes={name: _route_record(route) for name, route in seen.routes.items()},
-        checks=checks,
-        daemon=seen.daemon,
-        duration_ms=round(duration_ms, 1),
-    )
-
-
-def _route_record(seen: RouteObservation) -> RouteRecord:
-    said = seen.reported
-    return RouteRecord(
-        outcome=seen.outcome,
-        route_taken=said.get("route_taken", "none"),
-        pid=seen.pid,
-        exit=seen.exit,
-        error=seen.error,
-        stderr_tail=seen.stderr_tail,
-        witness=WitnessRecord(
-            files_opened=seen.files_opened,
-            decoy=seen.decoy,
-            mapped_bytes=said.get("mapped_bytes", 0),
-            daemon_pid=said.get("daemon_pid"),
-            checkpoint_bytes_read=said.get("checkpoint_bytes_read", 0),
-            probe=seen.nonce is not None and said.get("probe") == seen.nonce,
-        ),
-        outputs=[
-            OutputRecord(
-                m=int(n.split(".")[1]), shape=list(t.shape), dtype=dtype_name(t.dtype), sha256=sha256(t)
-            )
-            for n, t in seen.results.items()
-            if n.startswith("output.")
-        ],
-        processed=[
-            DigestRecord(name=n.removeprefix("processed."), sha256=sha256(t))
-            for n, t in seen.results.items()
-            if n.startswith("processed.")
-        ],
-        kernels=said.get("kernels", []),
-        tensors=[TensorRecord(**t) for t in said.get("tensors", [])],
-        timings_ms=seen.timings_ms,
-    )
