@@ -112,3 +112,4 @@ def test_evidence_survives_a_round_trip(prover: Prover, tmp_path: Path) -> None:
     run = Run(run_id="selfcheck", folder=tmp_path / "run")
     run.add(record)
     assert run.read(record.id) == record
+    assert Run(run_id="another", folder=run.folder).read(record.id) is None

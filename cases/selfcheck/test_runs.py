@@ -76,6 +76,16 @@ def test_unwritable_output_folder_is_one_clear_error(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+def test_evidence_of_another_run_is_neither_used_nor_overwritten(tmp_path: Path) -> None:
+    earlier = tmp_path / "run" / "evidence" / "case.json"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("earlier")
+    done = run_pytest(tmp_path / "run")
+    assert done.returncode == 4
+    assert "another run's evidence" in done.stderr
+    assert earlier.read_text() == "earlier"
+
+
 def test_stopped_run_is_incomplete(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "cases/layers", "-p", "no:cacheprovider", "-k", CASES]
     process = subprocess.Popen(
