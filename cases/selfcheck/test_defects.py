@@ -1,5 +1,7 @@
 """Detection power: each planted defect is caught by its own check, with its own word."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from loadproof.fixtures.run import Run
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
+from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.matrix import layer_spec
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import ProofRequest, Prover
@@ -112,4 +115,20 @@ def test_evidence_survives_a_round_trip(prover: Prover, tmp_path: Path) -> None:
     run = Run(run_id="selfcheck", folder=tmp_path / "run")
     run.add(record)
     assert run.read(record.id) == record
+    with pytest.raises(OutputUnwritable, match="one four-way run a case"):
+        run.add(record)
     assert Run(run_id="another", folder=run.folder).read(record.id) is None
+
+
+def test_symbolic_links_prove_the_same_where_hard_links_cannot_be_made(
+    prover: Prover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refuse)
+    record = prove(prover, tmp_path, None)
+    assert record.verdict is Outcome.PASS, record.checks
+    assert record.routes["ordinary"].witness.files_opened == ["model.safetensors"]
+    caught = prove(prover, tmp_path / "defect", "silent-disk-load-by-mmap")
+    assert {c.name: c.verdict for c in caught.checks}["route_witnessed"] is Outcome.WRONG_ROUTE
