@@ -330,3 +330,29 @@ def escaped_exception(process: str, loader: str) -> None:
 
     if process == "engine" and loader == "cache":
         _replace(engine, "run_layer", fail)
+
+
+@_defect("capability", Outcome.CRASHED)
+def death_after_the_end(process: str, loader: str) -> None:
+    """The attached engine dies of a signal after it has reported its results."""
+    import os
+    import signal
+
+    if process == "engine" and loader == "cache":
+        original = engine.Reporter.phase
+
+        def phase(self: engine.Reporter, name: str, **observed: Any) -> None:
+            original(self, name, **observed)
+            if name == "finished":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        _replace(engine.Reporter, "phase", phase)
+
+
+@_defect("contents_preserved", Outcome.INCOMPLETE)
+def empty_tensor_list(process: str, loader: str) -> None:
+    """Every engine reports that it holds no tensors at all."""
+    if process == "engine":
+        original = engine.describe
+        _replace(engine, "describe", lambda *arguments: original(*arguments) | {"tensors": []})
+        _replace(engine, "digests", lambda processed: {})

@@ -52,6 +52,8 @@ class Forkserver:
             socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
             while "pid" not in (reply := self._receive(EXIT_SECONDS)):
                 self._exits[reply["exited"]] = reply["status"]
+        # Messages are in order: an exit noted under this pid is an earlier process's.
+        self._exits.pop(reply["pid"], None)
         return Child(reply["pid"], Channel(ours), stderr, self._wait)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The processes of one case: daemon and engines, one after the other, watched until they end."""
 
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ class Runner:
         for route in ROUTES:
             if not route.daemon_present:
                 seen[route.name] = self._observe(route)
+                # A later route must find no weights but its decoy beside its own folder.
+                shutil.rmtree(self._scratch / route.name)
         attaching = [route for route in ROUTES if route.daemon_present]
         try:
             with self._daemon_running():
@@ -161,7 +164,8 @@ class Runner:
                 if phase == "loaded" and observed["route_taken"] == "attach":
                     seen.nonce = self._write_probe()
                     child.channel.send({"go": True})
-            child.wait()
+            if child.wait() != 0:
+                raise _crashed(child, phase)
             seen.outcome = Outcome.PASS
         except TimeoutError:
             self._fail(seen, child.abort(phase, self._request.phase_seconds))
@@ -169,6 +173,8 @@ class Runner:
             self._fail(seen, _crashed(child, phase))
         except LoadproofError as error:
             self._fail(seen, error)
+        except (KeyError, TypeError, ValueError) as error:
+            self._fail(seen, _garbled(child, phase, error))
 
     @staticmethod
     def _fail(seen: RouteObservation, error: LoadproofError) -> None:
@@ -193,6 +199,15 @@ class Runner:
             return client.digests()
         finally:
             client.close()
+
+
+def _garbled(child: Child, phase: str, error: Exception) -> ProcessCrashed:
+    return ProcessCrashed(
+        f"process {child.pid}",
+        expected=f"a message of the engine protocol after {phase!r}",
+        found=f"{type(error).__name__}: {error}",
+        remedy="Check that subject and harness are of one version.",
+    )
 
 
 def _crashed(child: Child, phase: str) -> ProcessCrashed:

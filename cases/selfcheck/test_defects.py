@@ -42,6 +42,8 @@ CAUGHT = {
     "hang": ("outputs_exact", "TIMEOUT"),
     "abort": ("outputs_exact", "CRASHED"),
     "escaped-exception": ("outputs_exact", "CRASHED"),
+    "death-after-the-end": ("capability", "CRASHED"),
+    "empty-tensor-list": ("contents_preserved", "INCOMPLETE"),
 }
 
 

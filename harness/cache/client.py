@@ -8,7 +8,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from ..errors import BadFrame, BadManifest, StaleEpoch
+from ..errors import BadFrame, BadManifest, StaleEpoch, UnsafeSocket
 from .arena import PROBE_BYTES, Attachment, map_arena
 from .key import Key, key_mismatch
 from .manifest import Manifest
@@ -44,7 +44,11 @@ class CacheClient:
         self._timeout = timeout
         self._connection: socket = connect(path, timeout)
         self._epoch: str | None = None
-        self.daemon_pid = peer_pid(self._connection)
+        try:
+            self.daemon_pid = peer_pid(self._connection)
+        except UnsafeSocket:
+            self._connection.close()
+            raise
 
     def attach(self, key: Key, transport: str) -> Attached:
         """Map the daemon's arena.

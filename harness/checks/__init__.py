@@ -43,6 +43,9 @@ def _run(name: str, check: Check, seen: CaseObservation) -> CheckRecord:
         return check(seen)
     except Missing as missing:
         return CheckRecord(name=name, verdict=missing.outcome, detail=f"{missing}.")
+    except (KeyError, StopIteration, TypeError, ValueError) as error:
+        detail = f"The observations are malformed: {type(error).__name__}: {error}."
+        return CheckRecord(name=name, verdict=Outcome.INCOMPLETE, detail=detail)
 
 
 def case_verdict(checks: list[CheckRecord]) -> Outcome:

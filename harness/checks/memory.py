@@ -13,6 +13,7 @@ def pointers_shared(seen: CaseObservation) -> CheckRecord:
     manifest = {t.name: t for t in seen.daemon.tensors}
     for route in seen.in_order():
         tensors = [TensorRecord(**t) for t in route.said("tensors")]
+        tally.require(bool(tensors), Outcome.INCOMPLETE, f"Route {route.route.name} lists no tensor.")
         if not route.route.shares:
             for tensor in tensors:
                 private = tensor.allocation != seen.daemon.allocation
@@ -65,6 +66,7 @@ def contents_preserved(seen: CaseObservation) -> CheckRecord:
     for route in seen.in_order():
         before = {t["name"]: t["sha256"] for t in route.said("tensors")}
         expected = manifest if route.route.shares else before
+        tally.require(bool(expected), Outcome.INCOMPLETE, f"Route {route.route.name} lists no tensor.")
         views = {"the engine, after its run": route.said("tensors_after")}
         if route.route.shares:
             views |= {

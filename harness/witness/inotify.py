@@ -34,7 +34,11 @@ class FileWitness:
         if self._fd < 0:
             raise self._refused("inotify_init1")
         targets = {folder / name: name for name in files} if by_inode else {folder: ""}
-        self._watches = {self._watch(path): name for path, name in targets.items()}
+        try:
+            self._watches = {self._watch(path): name for path, name in targets.items()}
+        except LoadproofError:
+            os.close(self._fd)
+            raise
 
     def opened(self) -> list[str]:
         """Sorted names of the watched files that were opened since the start."""
