@@ -55,7 +55,7 @@ class CacheServer:
             serving = list(self._serving)
         # The arena is unmapped next, and a thread may be hashing it.
         for thread in serving:
-            thread.join()
+            thread.join(HANDSHAKE_SECONDS)
 
     def _accept(self) -> None:
         while True:
