@@ -59,22 +59,20 @@ class Runner:
 
     def run(self) -> tuple[dict[str, RouteObservation], DaemonRecord]:
         """All four routes; a daemon that does not start is the outcome of the routes that need it."""
-        seen: dict[str, RouteObservation] = {}
-        for route in ROUTES:
-            if not route.daemon_present:
-                seen[route.name] = self._observe(route)
-                # A later route must find no weights but its decoy beside its own folder.
-                shutil.rmtree(self._scratch / route.name)
-        attaching = [route for route in ROUTES if route.daemon_present]
+        seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
+        for route in (route for route in ROUTES if not route.daemon_present):
+            self._observe(seen[route.name])
+            # A later route must find no weights but its decoy beside its own folder.
+            shutil.rmtree(self._scratch / route.name, ignore_errors=True)
+        attaching = [seen[route.name] for route in ROUTES if route.daemon_present]
         try:
             with self._daemon_running():
-                for route in attaching:
-                    seen[route.name] = self._observe(route)
+                for each in attaching:
+                    self._observe(each)
         except LoadproofError as error:
-            for route in attaching:
-                seen.setdefault(route.name, RouteObservation(route=route)).outcome = error.outcome
-                seen[route.name].error = ErrorRecord(type=error.type_name, message=str(error))
-        return {route.name: seen[route.name] for route in ROUTES}, self._daemon
+            for each in attaching:
+                self._fail(each, error)
+        return seen, self._daemon
 
     @contextmanager
     def _daemon_running(self) -> Iterator[None]:
@@ -109,11 +107,18 @@ class Runner:
             raise RemoteError(error["type"], error["message"], Outcome(message["outcome"]))
         return message
 
-    def _observe(self, route: Route) -> RouteObservation:
-        seen = RouteObservation(route=route, decoy=route.decoy)
+    def _observe(self, seen: RouteObservation) -> None:
+        started = time.monotonic()
+        try:
+            self._live(seen)
+        except LoadproofError as error:
+            self._fail(seen, error)
+        seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
+
+    def _live(self, seen: RouteObservation) -> None:
+        route = seen.route
         files = make_route_dir(self._request.checkpoint, self._scratch / route.name, decoy=route.decoy)
         by_inode = files.linked == "symbolic" and not route.decoy
-        started = time.monotonic()
         with FileWitness(files.path, list(files.weight_files), by_inode=by_inode) as witness:
             job = self._job(route, files)
             child = self._subject.start_engine(job, self._scratch / f"{route.name}.stderr")
@@ -121,14 +126,12 @@ class Runner:
                 self._follow(child, seen)
             finally:
                 child.end()
+                seen.pid, seen.exit, seen.stderr_tail = child.pid, child.exit, child.stderr_tail()
             seen.files_opened = witness.opened()
-        seen.pid, seen.exit, seen.stderr_tail = child.pid, child.exit, child.stderr_tail()
         if job.results.exists() and seen.outcome is Outcome.PASS:
             seen.results = load_file(job.results)
         if route.daemon_present:
             seen.daemon_digests = self._digests()
-        seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
-        return seen
 
     def _job(self, route: Route, files: RouteDir) -> EngineJob:
         case = self._request.case

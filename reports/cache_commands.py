@@ -4,15 +4,15 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from loadproof.harness.cache.arena import TRANSPORTS
+from loadproof.harness.atomic_file import write_atomically
+from loadproof.harness.cache.arena import TRANSPORTS, is_sealed
 from loadproof.harness.cache.client import Attached, CacheClient
 from loadproof.harness.cache.key import make_key
 from loadproof.harness.cache.manifest import Entry
@@ -29,6 +29,7 @@ from loadproof.harness.errors import (
     InvalidInput,
     KeyMismatch,
     MissingTensor,
+    OutputUnwritable,
 )
 from loadproof.harness.kernels import make_kernel
 from loadproof.harness.spec import LayerSpec
@@ -106,13 +107,8 @@ def attach(
 
 
 def _require_usable(transport: str, kernel: str, socket: Path) -> None:
-    if transport not in TRANSPORTS:
-        raise InvalidInput(
-            "--transport",
-            expected=f"one of {', '.join(TRANSPORTS)}",
-            found=transport,
-            remedy="Pass a transport that exists on this host.",
-        )
+    # Each raises InvalidInput or SocketPathTooLong, before anything is loaded.
+    is_sealed(transport)
     make_kernel(kernel)
     check_length(socket)
 
@@ -270,16 +266,7 @@ def _layers_of(checkpoint: Path, content: str) -> list[LayerSpec]:
     layers = _discovered(checkpoint)
     # Files exchanged meanwhile must not be remembered under the digest of their predecessors.
     if sidecar_digest(checkpoint) == content:
-        _remember(file, layers)
+        # Where it fails only a shortcut is lost: the next call reads the headers again.
+        with suppress(OutputUnwritable):
+            write_atomically(file, json.dumps([layer.to_json() for layer in layers]))
     return layers
-
-
-def _remember(file: Path, layers: list[LayerSpec]) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as written:
-            json.dump([layer.to_json() for layer in layers], written)
-        os.replace(written.name, file)
-    except OSError:
-        # Only a shortcut is lost: the next call reads the headers again.
-        return

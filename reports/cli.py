@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from loadproof.harness.atomic_file import write_atomically
 from loadproof.harness.errors import InvalidInput, LoadproofError
 
 from .cache_commands import attach, daemon
@@ -16,7 +17,6 @@ from .load import load_run
 from .summary import case_summary
 from .text import flatten, one_line
 from .view import CaseView, cases_in_order
-from .write import write_atomically
 
 LATEST = Path(".loadproof/latest")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadproof.fixtures.run import Run
+from loadproof.harness import runner
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import OutputUnwritable
@@ -134,3 +135,22 @@ def test_symbolic_links_prove_the_same_where_hard_links_cannot_be_made(
     assert record.routes["ordinary"].witness.files_opened == ["model.safetensors"]
     caught = prove(prover, tmp_path / "defect", "silent-disk-load-by-mmap")
     assert {c.name: c.verdict for c in caught.checks}["route_witnessed"] is Outcome.WRONG_ROUTE
+
+
+def test_error_around_a_route_keeps_the_other_routes_evidence(
+    prover: Prover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = runner.make_route_dir
+
+    def refuse(source: Path, target: Path, decoy: bool) -> object:
+        if target.name == "fallback":
+            raise OutputUnwritable(target, expected="room", found="planted", remedy="None.")
+        return original(source, target, decoy)
+
+    monkeypatch.setattr(runner, "make_route_dir", refuse)
+    record = prove(prover, tmp_path, None)
+    assert record.routes["fallback"].outcome is Outcome.INFRA
+    assert record.routes["fallback"].error is not None
+    assert record.routes["fallback"].error.type == "OutputUnwritable"
+    assert all(record.routes[name].outputs for name in ("ordinary", "ipc", "ipc-repeat"))
+    assert record.verdict is Outcome.INFRA

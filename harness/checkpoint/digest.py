@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..atomic_file import write_atomically
+from ..errors import OutputUnwritable
 from .files import INDEX, open_inside, weight_files
 from .header import malformed
 
@@ -129,11 +131,6 @@ def _read_sidecar(sidecar: Path) -> dict[str, Any] | None:
 
 
 def _write_sidecar(sidecar: Path, data: dict[str, Any]) -> None:
-    try:
-        sidecar.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=sidecar.parent, suffix=".tmp", delete=False) as file:
-            json.dump(data, file)
-        os.replace(file.name, sidecar)
-    except OSError:
-        # Only a shortcut is lost: the next call hashes again.
-        return
+    # Where it fails only a shortcut is lost: the next call hashes again.
+    with suppress(OutputUnwritable):
+        write_atomically(sidecar, json.dumps(data))

@@ -8,7 +8,8 @@ TRANSPORTS = {"memfd": True, "memfd-writable": False}
 """Name of the transport, and whether its memory is sealed against writers."""
 
 
-def _sealed(transport: str) -> bool:
+def is_sealed(transport: str) -> bool:
+    """Whether the transport's memory is sealed; raises InvalidInput for an unknown name."""
     if transport not in TRANSPORTS:
         raise InvalidInput(
             f"transport {transport!r}",
@@ -21,12 +22,12 @@ def _sealed(transport: str) -> bool:
 
 def create_arena(transport: str, data_bytes: int) -> Arena:
     """Reserve an arena; raises InvalidInput (unknown transport) or ArenaError."""
-    return MemfdArena(data_bytes, sealed=_sealed(transport))
+    return MemfdArena(data_bytes, sealed=is_sealed(transport))
 
 
 def map_arena(transport: str, fd: int, nbytes: int, probe_offset: int) -> Attachment:
     """Map a daemon's arena and take over `fd`; raises InvalidInput or ArenaError."""
-    return MemfdAttachment(fd, nbytes, probe_offset, sealed=_sealed(transport))
+    return MemfdAttachment(fd, nbytes, probe_offset, sealed=is_sealed(transport))
 
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "Arena",
     "Attachment",
     "create_arena",
+    "is_sealed",
     "map_arena",
 ]
