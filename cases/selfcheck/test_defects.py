@@ -76,6 +76,12 @@ def test_every_defect_of_the_library_is_listed_here() -> None:
     assert {name: (d.caught_by, d.verdict.value) for name, d in DEFECTS.items()} == CAUGHT
 
 
+def test_every_check_has_a_defect_that_it_catches() -> None:
+    from loadproof.harness.checks import CHECKS
+
+    assert {check for check, _ in CAUGHT.values()} == set(CHECKS)
+
+
 @pytest.mark.parametrize("defect", sorted(CAUGHT))
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
     check, verdict = CAUGHT[defect]
