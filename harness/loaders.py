@@ -10,7 +10,7 @@ from .cache.manifest import restore
 from .checkpoint.config import read_quantization, scheme_of
 from .checkpoint.layers import checked_projections, tensor_names
 from .checkpoint.reader import CheckpointReader
-from .errors import DaemonUnavailable, WrongTensor
+from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel
 from .spec import LayerSpec
@@ -96,7 +96,13 @@ def load_from_cache(
     *,
     links_into: Path | None = None,
 ) -> Loaded:
-    """The cache loader. Only the absence of a daemon permits fallback; every other error stands."""
+    """The cache loader. Only the absence of a daemon permits fallback; every other error stands.
+
+    Raises:
+        RefusedScheme: by the checkpoint's quant_algo, before daemon or weights are asked for.
+        RefusedKernel: there is a daemon, and the backend does not declare support for its weights.
+        CacheError: as named.
+    """
     _require_scheme(checkpoint, layers)
     try:
         client = CacheClient(request.socket)
@@ -104,10 +110,21 @@ def load_from_cache(
         if not request.fallback_allowed:
             raise
         return load_from_disk(checkpoint, layers, links_into=links_into, route_taken="fallback")
+    _require_preprocessed(kernel, layers)
     key = make_key(checkpoint, request.expected_content, list(layers), kernel)
     attached = client.attach(key, request.transport)
     restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
     return Loaded(layers=restored, route_taken="attach", attached=attached)
+
+
+def _require_preprocessed(kernel: Kernel, layers: Sequence[LayerSpec]) -> None:
+    if not kernel.accepts_preprocessed:
+        raise RefusedKernel(
+            f"layer {', '.join(layer.name for layer in layers)}",
+            expected="a kernel backend that declares support for pre-processed weights",
+            found=f"backend {kernel.name!r}",
+            remedy="Use a backend that does (reference on a CPU) with a weight cache, or load from disk.",
+        )
 
 
 def _require_scheme(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
