@@ -49,8 +49,8 @@ def read_quantization(path: Path) -> QuantizationConfig:
     for field in ("quant_algo", "excluded", "kv_cache_quant_algo", "quantized_layers"):
         ours, theirs = getattr(nested, field), getattr(flat, field)
         unsaid = field in ("kv_cache_quant_algo", "quantized_layers") and None in (ours, theirs)
-        if not unsaid and _upper(ours) != _upper(theirs):
-            both = f"{shown(ours)} in {HF_QUANT_CONFIG}, {shown(theirs)} in {CONFIG}"
+        if not unsaid and _differ(ours, theirs):
+            both = f"{_beyond(ours, theirs)} in {HF_QUANT_CONFIG}, {_beyond(theirs, ours)} in {CONFIG}"
             raise _error(path, f"one {field} in both configs", both)
     return QuantizationConfig(
         quant_algo=nested.quant_algo,
@@ -61,11 +61,26 @@ def read_quantization(path: Path) -> QuantizationConfig:
     )
 
 
+def _differ(ours: object, theirs: object) -> bool:
+    return _upper(ours) != _upper(theirs)
+
+
 def _upper(value: object) -> object:
     # ModelOpt writes fp8_pb_wo in lower case, and vLLM upper-cases all.
     if isinstance(value, dict):
         return {name: _upper(algo) for name, algo in value.items()}
     return value.upper() if isinstance(value, str) else value
+
+
+def _beyond(value: object, other: object) -> str:
+    """The value, of a collection only what the other lacks: the whole would hide it."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        value = {
+            name: algo for name, algo in value.items() if name not in other or _differ(algo, other[name])
+        }
+    elif isinstance(value, tuple) and isinstance(other, tuple):
+        value = sorted(set(value) - set(other))
+    return shown(value)
 
 
 def _nested(path: Path) -> QuantizationConfig | None:
@@ -128,12 +143,10 @@ def _entries(value: object, where: str) -> tuple[str, ...]:
 
 def _kv_cache(data: dict[str, Any], file: Path) -> str | None:
     scheme = data.get("kv_cache_scheme")
-    if isinstance(scheme, dict) and FP8_KV_CACHE.items() <= scheme.items():
-        return "FP8"
     if isinstance(scheme, dict):
-        raise _error(f"{file}: kv_cache_scheme", f"null, a string or {FP8_KV_CACHE}", shown(scheme))
-    key = "kv_cache_quant_algo" if scheme is None else "kv_cache_scheme"
-    return _algo(data, key, file)
+        # Another description names no algorithm that could be compared.
+        return "FP8" if FP8_KV_CACHE.items() <= scheme.items() else None
+    return _algo(data, "kv_cache_quant_algo" if scheme is None else "kv_cache_scheme", file)
 
 
 def _quantized_layers(data: dict[str, Any]) -> dict[str, str | None] | None:

@@ -5,7 +5,8 @@ An entry means a module and all beneath it, by dotted path:
 - `lm_head`, `model.visual`: the path;
 - `model.layers.0.mlp*`, `model.visual.*`: the path as well. ModelOpt writes a closing star only where all
   beneath the path is unquantised, so `model.layers.1*` does not mean `model.layers.10`;
-- `*.self_attn.q_proj`: any other star stands for any characters, dots included.
+- `*.self_attn.q_proj`, `*vision*`: any other star stands for any characters, dots included; so does the
+  closing star of an entry that begins with one and no dot, which is how people write "anywhere".
 
 No other character is special. Leading wrappers (`model.`, `language_model.`) may differ between entry and
 module, since ModelOpt lists the names of modules, which are not always those of the checkpoint.
@@ -69,9 +70,11 @@ class Exclusions:
 
 def _spellings(entry: str) -> list[str]:
     """The entry without its closing star, and once more without wrappers where that leaves a name."""
+    if entry.startswith("*") and not entry.startswith("*."):
+        return [entry]
     root = entry.removesuffix(".*") if entry.endswith(".*") else entry.removesuffix("*")
     if not root:
-        return ["*"] if entry == "*" else []
+        return []
     bare = unwrapped(root)
     return [root] if bare == root or bare.startswith("*") else [root, bare]
 
