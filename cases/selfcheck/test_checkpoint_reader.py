@@ -1,8 +1,10 @@
 """The reader takes exactly the files that belong to the checkpoint, whole."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import CheckpointChanged, InvalidInput, MalformedCheckpoint, MissingTensor
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
 BIG = 20_000_003
 """More than two chunks of 8 MiB."""
 
@@ -22,7 +25,7 @@ def sharded(folder: Path, shards: Mapping[str, Mapping[str, torch.Tensor]], weig
     """Write weight files and an index that may disagree with them."""
     for name, tensors in shards.items():
         save_file(dict(tensors), folder / name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return folder
 
 
@@ -40,6 +43,29 @@ def test_a_file_that_the_index_does_not_name_is_ignored(tmp_path: Path) -> None:
     sharded(tmp_path, {FIRST: {"x": torch.ones(1)}, "model.safetensors": {"y": torch.ones(1)}}, {"x": FIRST})
     with CheckpointReader(tmp_path) as reader:
         assert reader.names == ("x",)
+        assert reader.ignored_files == ("model.safetensors",)
+
+
+def test_without_an_index_no_file_is_ignored(tmp_path: Path) -> None:
+    for i, name in enumerate((FIRST, SECOND)):
+        save_file({f"x{i}": torch.ones(1)}, tmp_path / name)
+    with CheckpointReader(tmp_path) as reader:
+        assert (reader.names, reader.ignored_files) == (("x0", "x1"), ())
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        f'{{"weight_map": {{"x": "{FIRST}", "x": "{SECOND}"}}}}',
+        f'{{"weight_map": {{"x": "{FIRST}"}}, "weight_map": {{"x": "{SECOND}"}}}}',
+    ],
+    ids=["tensor", "map"],
+)
+def test_a_key_twice_in_the_index_is_refused(index: str, tmp_path: Path) -> None:
+    sharded(tmp_path, {name: {"x": torch.ones(1)} for name in (FIRST, SECOND)}, {})
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(MalformedCheckpoint, match=rf"{INDEX}.*duplicate key"):
+        CheckpointReader(tmp_path)
 
 
 def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path: Path) -> None:
@@ -49,37 +75,85 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path: Path) -> No
         CheckpointReader(tmp_path)
 
 
-ESCAPES = {
-    "parent": "../outside.safetensors",
-    "subfolder": "sub/outside.safetensors",
-    "dotted": "./inside.safetensors",
-    "link": "link.safetensors",
-    "cycle": "cycle.safetensors",
-    "folder": "folder.safetensors",
-    "fifo": "fifo.safetensors",
-    "missing": "missing.safetensors",
-    "other-suffix": "config.json",
-    "number": 1,
+Shard = Callable[[Path, Path], object]
+"""Makes a file, given its path and that of a good weight file elsewhere; returns how an index names it."""
+
+
+def made(make: Callable[[Path, Path], object]) -> Shard:
+    def shard(at: Path, good: Path) -> object:
+        make(at, good)
+        return at.name
+
+    return shard
+
+
+def bind_socket(at: Path, good: Path) -> None:
+    # A path of its own: sockaddr_un holds 107 bytes.
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(at.parent):
+        server.bind(at.name)
+
+
+def link_loop(at: Path, good: Path) -> None:
+    at.symlink_to("other.safetensors")
+    at.with_name("other.safetensors").symlink_to(at.name)
+
+
+NO_FILES = {
+    "link-outside": (made(lambda at, good: at.symlink_to(good)), "inside"),
+    "link-to-parent": (made(lambda at, good: at.symlink_to(f"../{good.name}")), "inside"),
+    "link-to-subfolder": (made(lambda at, good: at.symlink_to(f"sub/{good.name}")), "inside"),
+    "link-to-itself": (made(lambda at, good: at.symlink_to(at.name)), "readable"),
+    "link-loop": (made(link_loop), "readable"),
+    "link-to-nothing": (made(lambda at, good: at.symlink_to("nothing")), "readable"),
+    "folder": (made(lambda at, good: at.mkdir()), "regular file"),
+    "fifo": (made(lambda at, good: os.mkfifo(at)), "regular file"),
+    "socket": (made(bind_socket), "readable"),
+    "missing": (made(lambda at, good: None), "readable"),
+}
+NO_NAMES: dict[str, tuple[Shard, str]] = {
+    "parent": (lambda at, good: f"../{good.name}", "plain"),
+    "subfolder": (lambda at, good: f"sub/{good.name}", "plain"),
+    "dotted": (lambda at, good: f"./{good.name}", "plain"),
+    "absolute": (lambda at, good: str(good), "plain"),
+    "nul": (lambda at, good: "a\0.safetensors", "plain"),
+    "empty": (lambda at, good: "", "plain"),
+    "other-suffix": (lambda at, good: "config.json", "plain"),
+    "number": (lambda at, good: 1, "plain"),
 }
 
 
-@pytest.mark.parametrize("shard", [*ESCAPES.values(), "ABSOLUTE"], ids=[*ESCAPES, "absolute"])
-def test_a_shard_outside_the_folder_or_no_file_is_refused(shard: object, tmp_path: Path) -> None:
-    folder, outside = tmp_path / "checkpoint", tmp_path / "outside.safetensors"
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    """A weight file beside a folder that holds further copies of it, as every escape would find them."""
+    folder, good = tmp_path / "checkpoint", tmp_path / "good.safetensors"
     (folder / "sub").mkdir(parents=True)
-    save_file({"x": torch.ones(1)}, outside)
-    for copy in (
-        folder / "inside.safetensors",
-        folder / "sub" / "outside.safetensors",
-        folder / "config.json",
-    ):
-        copy.write_bytes(outside.read_bytes())
-    (folder / "link.safetensors").symlink_to(outside)
-    (folder / "cycle.safetensors").symlink_to("cycle.safetensors")
-    (folder / "folder.safetensors").mkdir()
-    os.mkfifo(folder / "fifo.safetensors")
-    sharded(folder, {}, {"x": str(outside) if shard == "ABSOLUTE" else shard})
-    with pytest.raises(MalformedCheckpoint):
+    save_file({"x": torch.ones(1)}, good)
+    for copy in ("good.safetensors", "config.json", "sub/good.safetensors"):
+        (folder / copy).write_bytes(good.read_bytes())
+    return good
+
+
+@pytest.mark.parametrize(
+    ("shard", "said"), [*NO_FILES.values(), *NO_NAMES.values()], ids=[*NO_FILES, *NO_NAMES]
+)
+def test_a_shard_outside_the_folder_or_no_file_is_refused(shard: Shard, said: str, good: Path) -> None:
+    folder = good.parent / "checkpoint"
+    sharded(folder, {}, {"x": shard(folder / "shard.safetensors", good)})
+    with pytest.raises(MalformedCheckpoint, match=said):
+        CheckpointReader(folder)
+
+
+NO_INDEXES = {name: case for name, case in NO_FILES.items() if name != "missing"}
+
+
+@pytest.mark.parametrize(("index", "said"), NO_INDEXES.values(), ids=NO_INDEXES)
+def test_an_index_outside_the_folder_or_no_file_is_refused(index: Shard, said: str, good: Path) -> None:
+    folder = good.parent / "checkpoint"
+    target = good.with_name("elsewhere.json")
+    target.write_text(json.dumps({"weight_map": {"x": good.name}}))
+    (folder / "sub" / target.name).write_bytes(target.read_bytes())
+    index(folder / INDEX, target)
+    with pytest.raises(MalformedCheckpoint, match=said):
         CheckpointReader(folder)
 
 
@@ -157,7 +231,7 @@ def test_the_single_pass_digest_covers_the_index(tmp_path: Path) -> None:
     with CheckpointReader(tmp_path) as reader:
         digest = reader.load_digested([])[1]
     assert digest == content_digest(tmp_path)
-    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / INDEX).unlink()
     assert digest != content_digest(tmp_path)
 
 

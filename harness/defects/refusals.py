@@ -13,7 +13,7 @@ from .registry import defect, replace
 @defect("capability", Outcome.WRONG_ROUTE)
 def refused_scheme_loaded(process: str, loader: str) -> None:
     """A scheme that is not processed is loaded as the one that was asked for, in every process."""
-    replace(loaders, "_require_scheme", lambda checkpoint, layers: None)
+    replace(loaders, "_require_schemes", lambda checkpoint, layers: None)
 
 
 @defect("capability", Outcome.WRONG_ROUTE)
@@ -50,7 +50,7 @@ def refusal_without_a_name(process: str, loader: str) -> None:
     def refuse(checkpoint: Any, layers: Any) -> None:
         raise RefusedScheme("checkpoint", expected="another", found="this one", remedy="None.")
 
-    replace(loaders, "_require_scheme", refuse)
+    replace(loaders, "_require_schemes", refuse)
 
 
 @defect("capability", Outcome.INCOMPLETE)
