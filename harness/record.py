@@ -168,6 +168,11 @@ class Counts(_Record):
     incomplete: int
     refused_as_expected: int
 
+    @property
+    def to_verify(self) -> int:
+        """Planned cases of which equivalence is claimed: all but those that were refused as they should."""
+        return self.planned - self.refused_as_expected
+
 
 class CaseEntry(_Record):
     id: str
