@@ -139,6 +139,8 @@ def tensors(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = DTYPES) -> torch.Te
     """Any bytes as any dtype in any shape, zero-size and zero-dim included; NaNs of every payload."""
     dtype, shape = draw(st.sampled_from(dtypes)), draw(shapes)
     count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return torch.empty(shape, dtype=dtype)
     data = np.random.default_rng(draw(seeds)).integers(0, 256, count * dtype.itemsize, dtype=np.uint8)
     raw = torch.from_numpy(data & 1 if dtype is torch.bool else data)
     return raw.view(dtype).reshape(shape)

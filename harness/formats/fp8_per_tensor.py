@@ -34,7 +34,7 @@ def requantized_to(scale: torch.Tensor, projection: ProjectionTensors) -> torch.
 def _not_in_float16(projection: ProjectionTensors, found: str) -> BadScale:
     return BadScale(
         f"{projection.projection.name}.weight_scale",
-        expected="a scale that float16 can hold, times each weight too, since requantisation dequantises in it",
+        expected="a scale that float16 can hold, also times each weight: requantisation dequantises in it",
         found=f"{projection.weight_scale.item():.9g}, {found}",
         remedy="Export the fused projections with equal scales, or with scales between 6e-8 and 146.",
     )
