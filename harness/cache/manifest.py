@@ -1,5 +1,6 @@
 """The manifest: which tensor lies where in the arena, and what tensors alone do not carry."""
 
+import reprlib
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -98,26 +99,26 @@ def _bad(where: str, expected: object, found: object) -> BadManifest:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**48:
-        raise ValueError(f"not a size: {value!r}")
+        raise ValueError(f"not a size: {reprlib.repr(value)}")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"not a text: {value!r}")
+        raise ValueError(f"not a text: {reprlib.repr(value)}")
     return value
 
 
 def _wholes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"not a list of sizes: {value!r}")
+        raise ValueError(f"not a list of sizes: {reprlib.repr(value)}")
     return tuple(_whole(n) for n in value)
 
 
 def _layout(data: dict[str, Any]) -> Layout:
     layout = Layout(**data)
     if type(layout.transposed) is not bool:
-        raise ValueError(f"not true or false: {layout.transposed!r}")
+        raise ValueError(f"not true or false: {reprlib.repr(layout.transposed)}")
     _wholes([layout.logical_width, layout.padded_width, layout.logical_k, layout.padded_k])
     return layout
 
