@@ -125,6 +125,15 @@ def test_memory_bytes_are_the_storage_of_a_dense_tensor(tensor: torch.Tensor, se
     assert bytes(memory_bytes(tensor.permute(dims)).tolist()) == bytes(tensor.untyped_storage())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+def test_stride_of_none_or_one_element_means_nothing(dtype: torch.dtype) -> None:
+    for size in (0, 1):
+        odd = torch.zeros(4, dtype=dtype).as_strided((size,), (2,))
+        wanted = {"bytes": size * dtype.itemsize}
+        assert memory_bytes(odd).shape == (size * dtype.itemsize,)
+        assert compare(odd, torch.zeros(size, dtype=dtype)) == (Outcome.PASS, wanted)
+
+
 @given(tensors(), tensors())
 @examples(100)
 def test_digests_are_equal_just_where_the_bytes_are(left: torch.Tensor, right: torch.Tensor) -> None:
