@@ -32,6 +32,17 @@ CHECKS: dict[str, Check] = {
     )
 }
 
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What checks, torch and numpy raise on what no right engine reports; the other checks still count."""
+
 
 def run_checks(seen: CaseObservation) -> list[CheckRecord]:
     """All checks; where a route did not get far enough, its own outcome is the verdict."""
@@ -43,7 +54,7 @@ def _run(name: str, check: Check, seen: CaseObservation) -> CheckRecord:
         return check(seen)
     except Missing as missing:
         return CheckRecord(name=name, verdict=missing.outcome, detail=f"{missing}.")
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
+    except MALFORMED as error:
         detail = f"The observations are malformed: {type(error).__name__}: {error}."
         return CheckRecord(name=name, verdict=Outcome.INCOMPLETE, detail=detail)
 

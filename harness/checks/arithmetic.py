@@ -93,6 +93,9 @@ def gemm_bounded(seen: CaseObservation) -> CheckRecord:
     return tally.record("All outputs lie within half a unit in the last place of the exact sum.")
 
 
+@np.errstate(
+    invalid="ignore", over="ignore"
+)  # A subject's infinity times zero is NaN, and outside the bound.
 def _bound(
     seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
 ) -> None:

@@ -23,7 +23,10 @@ def route_witnessed(seen: CaseObservation) -> CheckRecord:
             same = pid == seen.daemon.pid and mapped > 0
             tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid, found=pid)
         else:
-            tally.require(mapped == 0, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.")
+            alone = mapped == 0 and pid is None
+            tally.require(
+                alone, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.", daemon_pid=pid
+            )
     return tally.record("Each route took its own way: disk, fallback, attach, attach.")
 
 
