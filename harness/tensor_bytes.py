@@ -16,7 +16,8 @@ def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
     stride = tuple(tensor.stride())
     order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
     dense = tensor.detach().permute(order).contiguous().cpu()
-    return dense.reshape(-1).view(torch.uint8)
+    # Not reshape: it keeps the stride of a single element, whatever it is, and view then refuses.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def sha256(tensor: torch.Tensor) -> str:

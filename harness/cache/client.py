@@ -1,6 +1,7 @@
 """The engine's side of the cache: connect, prove who is there, attach."""
 
 import os
+import reprlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -60,34 +61,43 @@ class CacheClient:
         reply, fds = self._exchange({"command": "attach", "key": key})
         try:
             if reply["status"] == "key_mismatch":
-                raise key_mismatch(str(self._path), reply["fields"])
+                raise key_mismatch(str(self._path), self._fields(reply))
             manifest = Manifest.from_json(reply.get("manifest"))
             if len(fds) != 1 or reply.get("transport") != transport:
                 raise BadManifest(
                     self._path,
                     expected=f"transport {transport!r} and one descriptor",
-                    found=f"transport {reply.get('transport')!r} and {len(fds)} descriptors",
+                    found=f"transport {reprlib.repr(reply.get('transport'))} and {len(fds)} descriptors",
                     remedy="Start daemon and engine with the same transport.",
                 )
             fd = fds.pop()
         finally:
-            for left in fds:
-                os.close(left)
+            _close(fds)
         arena = map_arena(transport, fd, manifest.arena_bytes, manifest.probe_offset)
         return Attached(client=self, manifest=manifest, arena=arena)
 
     def probe(self, nonce: bytes) -> None:
         """Have the daemon write `nonce` (PROBE_BYTES) to its probe page."""
-        self._exchange({"command": "probe"}, nonce)
+        self._ask({"command": "probe"}, nonce)
 
     def digests(self) -> dict[str, str]:
         """Have the daemon hash its arena again; tensor name to sha256."""
-        reply, _ = self._exchange({"command": "digest"})
-        return {str(name): str(value) for name, value in reply["digests"].items()}
+        digests = self._ask({"command": "digest"}).get("digests")
+        if not isinstance(digests, dict) or not all(isinstance(value, str) for value in digests.values()):
+            raise self._bad("a digest for each tensor", digests)
+        return digests
 
     def close(self) -> None:
         """Drop the reference."""
         self._connection.close()
+
+    def _ask(self, request: dict[str, Any], nonce: bytes | None = None) -> dict[str, Any]:
+        """Exchange what needs neither key nor descriptor."""
+        reply, fds = self._exchange(request, nonce)
+        _close(fds)
+        if reply["status"] != "ok":
+            raise self._bad("status ok", reply["status"])
+        return reply
 
     def _exchange(
         self, request: dict[str, Any], nonce: bytes | None = None
@@ -99,25 +109,45 @@ class CacheClient:
         try:
             self._check(reply, token)
         except BaseException:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise
         return reply, fds
 
     def _check(self, reply: dict[str, Any], token: str) -> None:
         if reply.get("status") not in ("ok", "key_mismatch"):
-            raise BadFrame(
-                self._path,
-                expected="status ok",
-                found=f"{reply.get('status')!r}: {str(reply.get('message'))[:200]}",
-                remedy="Check that both ends run the same loadproof.",
-            )
+            message = reply.get("message")
+            said = message[:200] if isinstance(message, str) else reprlib.repr(message)
+            raise self._bad("status ok", reply.get("status"), f": {said}")
         epoch = reply.get("epoch")
         if reply.get("nonce") != token or (self._epoch is not None and epoch != self._epoch):
             raise StaleEpoch(
                 self._path,
                 expected="the reply to this request from this daemon",
-                found=f"nonce {reply.get('nonce')!r}, epoch {epoch!r}",
+                found=f"nonce {reprlib.repr(reply.get('nonce'))}, epoch {reprlib.repr(epoch)}",
                 remedy="Reconnect; the daemon was replaced, or a reply was replayed.",
             )
         self._epoch = epoch
+
+    def _fields(self, reply: dict[str, Any]) -> dict[str, list[str | None]]:
+        fields = reply.get("fields")
+        if not isinstance(fields, dict) or not all(_is_pair(value) for value in fields.values()):
+            raise self._bad("the differing fields, each with the daemon's and the engine's value", fields)
+        return fields
+
+    def _bad(self, expected: str, found: object, more: str = "") -> BadFrame:
+        return BadFrame(
+            self._path,
+            expected=expected,
+            # Cut in depth too: repr itself fails on what is nested as deep as JSON may be.
+            found=f"{reprlib.repr(found)}{more}",
+            remedy="Check that both ends run the same loadproof.",
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str | None) for v in value)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

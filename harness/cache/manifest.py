@@ -1,5 +1,7 @@
 """The manifest: which tensor lies where in the arena, and what tensors alone do not carry."""
 
+import reprlib
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,7 +11,7 @@ from ..errors import BadManifest
 from ..formats import Layout, ProcessedLayer
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_name, dtype_of, memory_bytes, sha256
-from .arena import OFFSET_ALIGNMENT, Arena, Attachment
+from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Manifest:
                 arena_bytes=_whole(data["arena_bytes"]),
                 probe_offset=_whole(data["probe_offset"]),
                 entries=tuple(_entry(item) for item in data["entries"]),
-                layouts={str(name): Layout(**value) for name, value in data["layouts"].items()},
+                layouts={name: _layout(value) for name, value in data["layouts"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _bad(
@@ -65,9 +67,12 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """Raise BadManifest on an empty, overlapping, misaligned or out-of-bounds manifest."""
+        """Raise BadManifest on an empty, ambiguous, overlapping, misaligned or out-of-bounds manifest."""
         if not self.entries:
             raise _bad("manifest", "at least one tensor", "none")
+        for name, count in Counter(entry.name for entry in self.entries).items():
+            if count > 1:
+                raise _bad(name, "one tensor of this name", count)
         end = 0
         for entry in sorted(self.entries, key=lambda e: e.offset):
             _check_entry(entry)
@@ -78,8 +83,10 @@ class Manifest:
                     f"[{entry.offset}, {entry.offset + entry.nbytes})",
                 )
             end = entry.offset + entry.nbytes
-        if self.probe_offset >= self.arena_bytes:
-            raise _bad("probe page", f"an offset below {self.arena_bytes}", self.probe_offset)
+        if self.probe_offset + PROBE_BYTES > self.arena_bytes:
+            raise _bad(
+                "probe page", f"{PROBE_BYTES} bytes before the end {self.arena_bytes}", self.probe_offset
+            )
         if {e.layer for e in self.entries} != set(self.layouts):
             raise _bad("layouts", "one for each layer with tensors", sorted(self.layouts))
 
@@ -92,20 +99,40 @@ def _bad(where: str, expected: object, found: object) -> BadManifest:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**48:
-        raise ValueError(f"not a size: {value!r}")
+        raise ValueError(f"not a size: {reprlib.repr(value)}")
     return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"not a text: {reprlib.repr(value)}")
+    return value
+
+
+def _wholes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"not a list of sizes: {reprlib.repr(value)}")
+    return tuple(_whole(n) for n in value)
+
+
+def _layout(data: dict[str, Any]) -> Layout:
+    layout = Layout(**data)
+    if type(layout.transposed) is not bool:
+        raise ValueError(f"not true or false: {reprlib.repr(layout.transposed)}")
+    _wholes([layout.logical_width, layout.padded_width, layout.logical_k, layout.padded_k])
+    return layout
 
 
 def _entry(data: dict[str, Any]) -> Entry:
     return Entry(
-        layer=str(data["layer"]),
-        tensor=str(data["tensor"]),
-        dtype=str(data["dtype"]),
-        shape=tuple(_whole(n) for n in data["shape"]),
-        stride=tuple(_whole(n) for n in data["stride"]),
+        layer=_text(data["layer"]),
+        tensor=_text(data["tensor"]),
+        dtype=_text(data["dtype"]),
+        shape=_wholes(data["shape"]),
+        stride=_wholes(data["stride"]),
         offset=_whole(data["offset"]),
         nbytes=_whole(data["nbytes"]),
-        sha256=str(data["sha256"]),
+        sha256=_text(data["sha256"]),
     )
 
 
@@ -119,11 +146,20 @@ def _check_entry(entry: Entry) -> None:
         elements *= size
     if elements * itemsize != entry.nbytes or len(entry.shape) != len(entry.stride):
         raise _bad(entry.name, f"{elements * itemsize} bytes for {entry.shape}", entry.nbytes)
-    reach = sum((n - 1) * s for n, s in zip(entry.shape, entry.stride, strict=True)) + 1
-    if elements and reach != elements:
+    if elements and not _is_dense(entry):
         raise _bad(entry.name, "strides that cover its bytes once", entry.stride)
     if entry.offset % OFFSET_ALIGNMENT:
         raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
+
+
+def _is_dense(entry: Entry) -> bool:
+    """Whether the strides visit every element once, in some order of the dimensions."""
+    step = 1
+    for stride, size in sorted(zip(entry.stride, entry.shape, strict=True)):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def plan(layers: list[ProcessedLayer]) -> tuple[tuple[Entry, ...], int]:

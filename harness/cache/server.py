@@ -5,6 +5,8 @@ Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonc
 """
 
 import os
+import re
+import reprlib
 import socket
 import threading
 import time
@@ -21,6 +23,7 @@ from .wire import MAX_REQUEST_BYTES, peer_pid, receive_message, send_message
 VERSION = 1
 HANDSHAKE_SECONDS = 5.0
 """For the first request, and for completing any message once it has begun."""
+NONCE = re.compile(rf"[0-9a-f]{{{2 * PROBE_BYTES}}}")
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_PER_PID = 8
 
@@ -118,13 +121,13 @@ class CacheServer:
 
     def _reply(self, request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         command, nonce = request.get("command"), request.get("nonce")
-        if request.get("version") != VERSION or not isinstance(nonce, str) or len(nonce) != 2 * PROBE_BYTES:
+        if request.get("version") != VERSION or not (isinstance(nonce, str) and NONCE.fullmatch(nonce)):
             raise _bad_request(f"version {VERSION} and a nonce of {2 * PROBE_BYTES} hex digits", request)
         answer: dict[str, Any] = {"status": "ok", "nonce": nonce}
         if command == "attach":
             return self._attach(request, answer)
         if command == "probe":
-            self._arena.write_probe(_unhex(nonce))
+            self._arena.write_probe(bytes.fromhex(nonce))
             return answer, None
         if command == "digest":
             return answer | {"digests": self._digests()}, None
@@ -132,8 +135,8 @@ class CacheServer:
 
     def _attach(self, request: dict[str, Any], answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         key = request.get("key")
-        if not isinstance(key, dict):
-            raise _bad_request("a key", key)
+        if not isinstance(key, dict) or not all(isinstance(value, str | None) for value in key.values()):
+            raise _bad_request("a key of texts and nulls", key)
         fields = differing_fields(self._key, key)
         if fields:
             return answer | {"status": "key_mismatch", "fields": fields}, None
@@ -143,17 +146,10 @@ class CacheServer:
         return {e.name: sha256(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
 
 
-def _unhex(nonce: str) -> bytes:
-    try:
-        return bytes.fromhex(nonce)
-    except ValueError:
-        raise _bad_request("hex digits", nonce) from None
-
-
 def _bad_request(expected: str, found: object) -> BadFrame:
     return BadFrame(
         "request",
         expected=expected,
-        found=repr(found)[:100],
+        found=reprlib.repr(found),
         remedy="Check that both ends run the same loadproof.",
     )

@@ -36,6 +36,17 @@ CHECKS: dict[str, Check] = {
     )
 }
 
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+"""What checks, torch and numpy raise on what no right engine reports; the other checks still count."""
+
 
 def run_checks(seen: CaseObservation) -> list[CheckRecord]:
     """All checks; where a route did not get far enough, its own outcome is the verdict."""
@@ -52,7 +63,7 @@ def _run(name: str, check: Check, seen: CaseObservation) -> CheckRecord:
         detail = check(seen, tally)
     except Missing as missing:
         tally.fail(missing.outcome, f"{missing}.")
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
+    except MALFORMED as error:
         tally.fail(Outcome.INCOMPLETE, f"The observations are malformed: {type(error).__name__}: {error}.")
     return tally.record(detail)
 

@@ -21,7 +21,10 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
             same = pid == seen.daemon.pid and mapped > 0
             tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid, found=pid)
         else:
-            tally.require(mapped == 0, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.")
+            alone = mapped == 0 and pid is None
+            tally.require(
+                alone, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.", daemon_pid=pid
+            )
     return "Each route took its own way: disk, fallback, attach, attach."
 
 

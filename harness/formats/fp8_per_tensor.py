@@ -16,16 +16,28 @@ from .protocol import Layout, ProcessedLayer
 
 
 def requantized_to(scale: torch.Tensor, projection: ProjectionTensors) -> torch.Tensor:
-    """The projection's E4M3 [N, K] weight, expressed in the fused layer's weight scale."""
+    """The projection's E4M3 [N, K] weight, expressed in the fused layer's weight scale.
+
+    Raises:
+        BadScale: float16 cannot hold the projection's scale, or a weight times it.
+    """
     half = projection.weight_scale.to(torch.float16)
     if not (torch.isfinite(half) and half > 0):
-        raise BadScale(
-            f"{projection.projection.name}.weight_scale",
-            expected="a scale that float16 can hold, since requantisation dequantises in float16",
-            found=f"{projection.weight_scale.item():.9g}, which rounds to {half.item():g}",
-            remedy="Export the fused projections with equal scales, or with scales above 6e-8.",
-        )
-    return quantize_static(dequantize_fp16(projection.weight, projection.weight_scale), scale)
+        raise _not_in_float16(projection, f"which rounds to {half.item():g}")
+    wide = dequantize_fp16(projection.weight, projection.weight_scale)
+    # Infinity would become 448 times the largest scale: another weight, and no error.
+    if not wide.isfinite().all():
+        raise _not_in_float16(projection, "which makes a weight infinite")
+    return quantize_static(wide, scale)
+
+
+def _not_in_float16(projection: ProjectionTensors, found: str) -> BadScale:
+    return BadScale(
+        f"{projection.projection.name}.weight_scale",
+        expected="a scale that float16 can hold, also times each weight: requantisation dequantises in it",
+        found=f"{projection.weight_scale.item():.9g}, {found}",
+        remedy="Export the fused projections with equal scales, or with scales between 6e-8 and 146.",
+    )
 
 
 class PerTensorFp8:
