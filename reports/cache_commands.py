@@ -242,13 +242,13 @@ def _discovered(checkpoint: Path) -> list[LayerSpec]:
 
 def _say_what_is_left_out(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
     with CheckpointReader(checkpoint) as reader:
-        unused, ignored = unused_tensors(reader, layers), reader.ignored_files
+        unused, ignored = unused_tensors(reader, layers), reader.ignored
     # What nothing reads comes first, since a reader of this line sees only the beginning.
     tensors = [*unused.unread, *unused.kv_scales, *unused.unquantised]
     if tensors:
         typer.echo(f"{len(tensors)} tensors are not part of any quantised layer: {_first(tensors)}", err=True)
     if ignored:
-        typer.echo(f"{len(ignored)} weight files are not named by the index: {_first(ignored)}", err=True)
+        typer.echo(f"{len(ignored)} files or tensors are not named by the index: {_first(ignored)}", err=True)
 
 
 def _first(names: Sequence[str]) -> str:

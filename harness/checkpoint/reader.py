@@ -68,8 +68,8 @@ class CheckpointReader:
             on_error.pop_all()
         self.names = tuple(sorted(self._homes))
         """Every tensor of the checkpoint, sorted."""
-        self.ignored_files = self._files.ignored
-        """Weight files in the folder that the index does not name; not part of the checkpoint."""
+        self.ignored = (*self._files.ignored, *self._stale())
+        """What the index does not name: weight files, then `file: tensor`. Not part of the checkpoint."""
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -126,6 +126,14 @@ class CheckpointReader:
         digests = [self._stream(home, ranges) for home, ranges in wanted.items()]
         index = self._files.index
         return loaded, combined(digests if index is None else [*digests, index_digest(index)])
+
+    def _stale(self) -> list[str]:
+        return [
+            f"{home}: {name}"
+            for home, header in self._headers.items()
+            for name in header.entries
+            if self._homes.get(name) != home
+        ]
 
     def _home(self, name: str) -> str:
         if name not in self._homes:
