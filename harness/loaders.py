@@ -69,10 +69,16 @@ def read_layers(
         names = [name for layer in layers for name in tensor_names(layer)]
         tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
         bytes_read = reader.bytes_read
-    processed = [
-        FORMATS[layer.scheme].process(layer, checked_projections(layer, tensors, checkpoint))
-        for layer in layers
-    ]
+    processed = []
+    last_users = {name: i for i, layer in enumerate(layers) for name in tensor_names(layer)}
+    for i, layer in enumerate(layers):
+        projections = checked_projections(layer, tensors, checkpoint)
+        processed.append(FORMATS[layer.scheme].process(layer, projections))
+        # Memory for one copy of the checkpoint and one layer, not for two copies.
+        del projections
+        for name in tensor_names(layer):
+            if last_users[name] == i:
+                del tensors[name]
     return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
 
 
