@@ -14,6 +14,7 @@ from .errors import DaemonUnavailable, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel
 from .spec import LayerSpec
+from .tensor_bytes import give_back_freed_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ def read_layers(
         for name in tensor_names(layer):
             if last_users[name] == i:
                 del tensors[name]
+        give_back_freed_memory()
     return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
 
 

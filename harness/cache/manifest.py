@@ -1,6 +1,5 @@
 """The manifest: which tensor lies where in the arena, and what tensors alone do not carry."""
 
-import ctypes
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,10 +8,8 @@ import torch
 from ..errors import BadManifest
 from ..formats import Layout, ProcessedLayer
 from ..spec import LayerSpec
-from ..tensor_bytes import dtype_name, dtype_of, memory_bytes, sha256
+from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_bytes, sha256
 from .arena import OFFSET_ALIGNMENT, Arena, Attachment
-
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +163,7 @@ def fill(arena: Arena, entries: tuple[Entry, ...], layers: list[ProcessedLayer])
         for tensor in layers.pop(0).tensors.values():
             arena.write(next(unwritten).offset, memory_bytes(tensor))
         del tensor
-        _libc.malloc_trim(0)  # else glibc keeps what lies below a block in use
+        give_back_freed_memory()
     arena.freeze()
     return Manifest(
         arena_bytes=arena.nbytes, probe_offset=arena.probe_offset, entries=entries, layouts=layouts
