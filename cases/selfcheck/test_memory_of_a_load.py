@@ -45,9 +45,9 @@ def qkv(number: int) -> LayerSpec:
 
 
 def test_the_peak_is_the_checkpoint_and_a_few_layers(tmp_path: Path) -> None:
-    # The bound: all weights once, in memory of the process or in the arena, and eight times the layer in work:
-    # as read, fused, padded, its check for NaN, and as much again. Shared memory counts where it is touched;
-    # the arena's pages are reserved as soon as the processed sizes are known.
+    # All weights once, in memory of the process or in the arena, and eight times the layer in work: as read,
+    # fused, padded, its check for NaN, and as much again. Shared memory counts where it is touched; the arena
+    # itself is reserved as soon as the processed sizes are known.
     layers = [qkv(number) for number in range(LAYERS)]
     tensors = {}
     for projection in (projection for layer in layers for projection in layer.projections):
