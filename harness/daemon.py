@@ -9,13 +9,14 @@ from typing import Any
 
 from .cache.arena import create_arena
 from .cache.key import Key, make_key
-from .cache.manifest import Manifest, fill, plan
+from .cache.manifest import Manifest, fill, place
 from .cache.server import CacheServer
 from .cache.socket_path import listening
 from .channel import Channel, Closed
 from .errors import CheckpointChanged, LoadproofError
+from .formats import FORMATS
 from .kernels import make_kernel
-from .loaders import read_layers
+from .loaders import LayerStream
 from .spec import LayerSpec
 
 
@@ -72,13 +73,13 @@ def serving(job: DaemonJob) -> Iterator[Serving]:
     """
     kernel = make_kernel(job.kernel)
     with listening(job.socket) as listener:
-        read = read_layers(job.checkpoint, job.layers, digested=True)
-        _require_content(job, read.content)
-        key = make_key(job.checkpoint, read.content, list(job.layers), kernel)
-        entries, data_bytes = plan(read.layers)
-        arena = create_arena(job.transport, data_bytes)
+        layers = LayerStream(job.checkpoint, job.layers)
+        placement = place({layer.name: FORMATS[layer.scheme].tensors_of(layer) for layer in job.layers})
+        arena = create_arena(job.transport, placement.data_bytes)
         try:
-            manifest = fill(arena, entries, read.layers)
+            manifest = fill(arena, placement, layers)
+            _require_content(job, layers.content)
+            key = make_key(job.checkpoint, layers.content, list(job.layers), kernel)
             server = CacheServer(listener, arena, manifest, key, job.transport)
             try:
                 yield Serving(manifest=manifest, key=key, allocation=arena.allocation)

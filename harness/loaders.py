@@ -1,8 +1,10 @@
 """The two loaders: from the disk, and from the weight cache with or without fallback."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
@@ -16,7 +18,6 @@ from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel
 from .spec import LayerSpec
-from .tensor_bytes import give_back_freed_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,50 +41,43 @@ class CacheRequest:
     fallback_allowed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRead:
-    """What one pass over the checkpoint gave."""
+class LayerStream:
+    """The layers of a checkpoint, each as soon as its tensors are read; in the files' order, and once.
 
-    layers: list[ProcessedLayer]
-    content: str
-    """Digest of the checkpoint; "" unless it was asked for."""
-    bytes_read: int
-
-
-def read_layers(
-    checkpoint: Path,
-    layers: Sequence[LayerSpec],
-    *,
-    digested: bool = False,
-    links_into: Path | None = None,
-) -> DiskRead:
-    """Read the layers from disk and run their post-load processing.
-
-    Args:
-        links_into: the one folder that symbolic links in the checkpoint may lead into.
-        digested: hash the whole checkpoint in the same pass, so that what is loaded is what was hashed.
-
-    Raises:
-        RefusedScheme: by the checkpoint's quant_algo, or a layer's own, before a weight is read.
-        CheckpointError: as named.
+    Memory holds the tensors of unfinished layers only: few, where files hold a layer's tensors together.
     """
-    _require_schemes(checkpoint, layers)
-    with CheckpointReader(checkpoint, links_into=links_into) as reader:
-        names = [name for layer in layers for name in tensor_names(layer)]
-        tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
-        bytes_read = reader.bytes_read
-    processed = []
-    last_users = {name: i for i, layer in enumerate(layers) for name in tensor_names(layer)}
-    for i, layer in enumerate(layers):
-        projections = checked_projections(layer, tensors, checkpoint)
-        processed.append(FORMATS[layer.scheme].process(layer, projections))
-        # Memory for one copy of the checkpoint and one layer, not for two copies.
-        del projections
-        for name in tensor_names(layer):
-            if last_users[name] == i:
-                del tensors[name]
-        give_back_freed_memory()
-    return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
+
+    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+        """Take what is asked; raises RefusedScheme or ConfigError, before a weight is read."""
+        _require_schemes(checkpoint, layers)
+        self._checkpoint = checkpoint
+        self._layers = layers
+        self.content = ""
+        """Digest of the whole checkpoint, once iterated: of exactly the bytes that the layers come from."""
+
+    def __iter__(self) -> Iterator[ProcessedLayer]:
+        """Read, hash and process; raises CheckpointError, as named."""
+        with CheckpointReader(self._checkpoint) as reader:
+            names = [name for layer in self._layers for name in tensor_names(layer)]
+            yield from self._processed(reader.stream(names))
+            self.content = reader.content
+
+    def _processed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ProcessedLayer]:
+        waiting = [(layer, set(tensor_names(layer))) for layer in self._layers]
+        held: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors:
+            held[name] = tensor
+            del tensor
+            for layer, _ in [each for each in waiting if each[1] <= held.keys()]:
+                yield process_layer(layer, held, self._checkpoint)
+            waiting = [each for each in waiting if not each[1] <= held.keys()]
+            wanted = {name for _, names in waiting for name in names}
+            held = {name: tensor for name, tensor in held.items() if name in wanted}
+
+
+def process_layer(layer: LayerSpec, tensors: Mapping[str, torch.Tensor], checkpoint: Path) -> ProcessedLayer:
+    """Check a layer's tensors and run its post-load processing; raises CheckpointError."""
+    return FORMATS[layer.scheme].process(layer, checked_projections(layer, tensors, checkpoint))
 
 
 def load_from_disk(
@@ -93,9 +87,20 @@ def load_from_disk(
     links_into: Path | None = None,
     route_taken: str = "disk",
 ) -> Loaded:
-    """The disk loader; raises as `read_layers` does."""
-    read = read_layers(checkpoint, layers, links_into=links_into)
-    return Loaded(layers=read.layers, route_taken=route_taken, bytes_read=read.bytes_read)
+    """Read the layers from disk, in the order asked, and run their post-load processing.
+
+    Args:
+        links_into: the one folder that symbolic links in the checkpoint may lead into.
+        route_taken: `disk`, or `fallback` where a cache loader comes here.
+
+    Raises:
+        RefusedScheme: by the checkpoint's quant_algo, or a layer's own, before a weight is read.
+        CheckpointError: as named.
+    """
+    _require_schemes(checkpoint, layers)
+    with CheckpointReader(checkpoint, links_into=links_into) as reader:
+        processed = [process_layer(layer, reader.load(tensor_names(layer)), checkpoint) for layer in layers]
+        return Loaded(layers=processed, route_taken=route_taken, bytes_read=reader.bytes_read)
 
 
 def load_from_cache(

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from loadproof.cases.selfcheck.reading import read_digested
 from loadproof.harness.checkpoint.digest import CHUNK, content_digest
 from loadproof.harness.checkpoint.reader import CheckpointReader
 
@@ -74,7 +75,7 @@ def test_a_digested_load_beside_safetensors(
 
     def ours() -> object:
         with CheckpointReader(checkpoint) as reader:
-            return reader.load_digested(reader.names)
+            return read_digested(reader, reader.names)
 
     def theirs() -> object:
         return {name: tensor.clone() for name, tensor in load_file(checkpoint / WEIGHTS).items()}

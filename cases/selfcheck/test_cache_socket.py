@@ -88,7 +88,7 @@ def test_daemon_refuses_a_path_of_108_bytes_before_it_loads(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[object] = []
-    monkeypatch.setattr(daemon_module, "read_layers", lambda *args, **options: loaded.append(args))
+    monkeypatch.setattr(daemon_module, "LayerStream", lambda *args, **options: loaded.append(args))
     job = DaemonJob(
         checkpoint=path.parent, layers=(LAYER,), socket=path_of(108), transport="memfd", kernel="reference"
     )

@@ -12,7 +12,7 @@ from loadproof.harness.checkpoint.discovery import discover_layers
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import ConfigError, MissingTensor, RefusedScheme, WrongTensor
-from loadproof.harness.loaders import read_layers
+from loadproof.harness.loaders import load_from_disk
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 
 ATTENTION = "model.layers.0.self_attn"
@@ -102,7 +102,7 @@ def test_a_projection_fused_on_disk_is_one_projection(one: LayerSpec, tmp_path: 
     tensors = stored(one)
     write_checkpoint(tmp_path, tensors, one.scheme)
     assert discover(tmp_path) == [one]
-    (processed,) = read_layers(tmp_path, [one]).layers
+    (processed,) = load_from_disk(tmp_path, [one]).layers
     # One scale: nothing is requantised, so the bytes are those of the file, transposed.
     weight = tensors[f"{one.name}.weight"].view(torch.uint8)
     assert torch.equal(processed.tensors["weight"].view(torch.uint8)[:K, : one.logical_width].T, weight)
@@ -238,7 +238,7 @@ def test_each_layer_of_a_mixture_has_its_own_scheme(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {**stored(out, QKV), **unquantised(f"{MLP}.down_proj")}, Scheme.FP8)
     mix(tmp_path, {out.name: PER_CHANNEL.value, **{p.name: "fp8" for p in QKV.projections}})
     assert discover(tmp_path) == [out, QKV]
-    assert [done.spec for done in read_layers(tmp_path, [out, QKV]).layers] == [out, QKV]
+    assert [done.spec for done in load_from_disk(tmp_path, [out, QKV]).layers] == [out, QKV]
 
 
 def test_a_quantised_layer_that_a_mixture_does_not_list_is_named(tmp_path: Path) -> None:

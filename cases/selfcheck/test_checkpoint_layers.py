@@ -9,7 +9,7 @@ import torch
 from loadproof.harness.checkpoint.layers import checked_projections, tensor_names
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import BadScale, CheckpointError, MissingTensor, WrongTensor
-from loadproof.harness.loaders import read_layers
+from loadproof.harness.loaders import load_from_disk
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 
 ORIGIN = Path("/some/checkpoint")
@@ -151,7 +151,7 @@ def test_both_spellings_of_scales_give_the_same_bytes(
     loaded = []
     for folder, stored in {"one": tensors, "other": respelled}.items():
         write_checkpoint(tmp_path / folder, stored, layer.scheme)
-        loaded.append(read_layers(tmp_path / folder, [layer]).layers[0].tensors)
+        loaded.append(load_from_disk(tmp_path / folder, [layer]).layers[0].tensors)
     assert loaded[0].keys() == loaded[1].keys()
     for name, tensor in loaded[0].items():
         assert tensor.shape == loaded[1][name].shape
@@ -168,7 +168,7 @@ def test_a_scale_missing_on_disk_is_named_and_never_dynamic(
     del tensors[f"{ATTENTION}.{projection}.{suffix}"]
     write_checkpoint(tmp_path, tensors, Scheme.FP8)
     with pytest.raises(MissingTensor, match=rf"{projection}\.{suffix}:"):
-        read_layers(tmp_path, [PER_TENSOR])
+        load_from_disk(tmp_path, [PER_TENSOR])
 
 
 @pytest.mark.parametrize("scheme", list(Scheme), ids=str)
@@ -183,7 +183,7 @@ def test_an_exported_layer_of_zeros_is_refused(nan_weights: bool, scheme: Scheme
     tensors[f"{layer.name}.weight_scale"].zero_()
     write_checkpoint(tmp_path, tensors, scheme)
     with pytest.raises(CheckpointError) as caught:
-        read_layers(tmp_path, [layer])
+        load_from_disk(tmp_path, [layer])
     error, tensor = (WrongTensor, "weight") if nan_weights else (BadScale, "weight_scale")
     assert type(caught.value) is error
     assert caught.value.where == f"{tmp_path}: {layer.name}.{tensor}"
@@ -193,7 +193,7 @@ def test_an_unquantised_weight_that_is_not_excluded_is_not_loaded(tmp_path: Path
     layer = plain(Scheme.FP8, 4)
     write_checkpoint(tmp_path, {f"{layer.name}.weight": torch.ones(4, 6, dtype=torch.bfloat16)}, Scheme.FP8)
     with pytest.raises(MissingTensor, match=r"o_proj\.weight_scale"):
-        read_layers(tmp_path, [layer])
+        load_from_disk(tmp_path, [layer])
 
 
 def test_synthetic_tensors_are_the_layers_and_usable() -> None:

@@ -10,7 +10,7 @@ from loadproof.harness.checkpoint.names import Group
 from loadproof.harness.checkpoint.schemes import SchemePlan
 from loadproof.harness.errors import ConfigError, DaemonUnavailable, RefusedScheme, WrongTensor
 from loadproof.harness.kernels import make_kernel
-from loadproof.harness.loaders import CacheRequest, load_from_cache, read_layers
+from loadproof.harness.loaders import CacheRequest, load_from_cache, load_from_disk
 from loadproof.harness.matrix import layer_spec
 from loadproof.harness.spec import LayerSpec, ProjectionKind, Scheme
 
@@ -159,7 +159,7 @@ def described(folder: Path, algo: str | None, excluded: tuple[str, ...] = (), **
 
 def load(route: str, folder: Path, layer: LayerSpec) -> None:
     if route == "disk":
-        read_layers(folder, [layer])
+        load_from_disk(folder, [layer])
         return
     allowed = route == "cache-with-fallback"
     request = CacheRequest(

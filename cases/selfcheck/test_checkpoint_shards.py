@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from loadproof.cases.selfcheck.reading import read_digested
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import MalformedCheckpoint, MissingTensor
@@ -34,7 +35,7 @@ def test_the_index_wins_over_a_stale_duplicate(home: str, tmp_path: Path) -> Non
     sharded(tmp_path, shards, {"x": home, FIRST: FIRST, SECOND: SECOND})
     with CheckpointReader(tmp_path) as reader:
         assert reader.load(["x"])["x"].tolist() == [values[home]]
-        assert reader.load_digested(["x"])[0]["x"].tolist() == [values[home]]
+        assert read_digested(reader, ["x"])[0]["x"].tolist() == [values[home]]
 
 
 def test_a_file_that_the_index_does_not_name_is_ignored(tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def test_an_index_without_a_weight_map_is_refused(weight_map: object, tmp_path: 
 def test_the_single_pass_digest_covers_the_index(tmp_path: Path) -> None:
     sharded(tmp_path, {FIRST: {"x": torch.ones(1)}}, {"x": FIRST})
     with CheckpointReader(tmp_path) as reader:
-        digest = reader.load_digested([])[1]
+        digest = read_digested(reader, [])[1]
     assert digest == content_digest(tmp_path)
     (tmp_path / INDEX).unlink()
     assert digest != content_digest(tmp_path)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import PROBE_BYTES
 from loadproof.harness.cache.arena.memfd import MemfdArena, MemfdAttachment
-from loadproof.harness.cache.manifest import Manifest, fill, plan, restore
+from loadproof.harness.cache.manifest import Manifest, fill, place, restore
 from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import BadManifest
-from loadproof.harness.formats import Layout, ProcessedLayer
+from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, RunRecord
 from loadproof.harness.spec import LayerSpec
@@ -179,10 +179,10 @@ def processed(layer: LayerSpec, held: dict[str, torch.Tensor]) -> ProcessedLayer
 
 
 def manifest_of(layer: LayerSpec, held: dict[str, torch.Tensor]) -> Manifest:
-    entries, end = plan([processed(layer, held)])
-    arena = MemfdArena(end, sealed=True)
+    placement = place({layer.name: {name: TensorLayout.of(tensor) for name, tensor in held.items()}})
+    arena = MemfdArena(placement.data_bytes, sealed=True)
     try:
-        return fill(arena, entries, [processed(layer, held)])
+        return fill(arena, placement, [processed(layer, held)])
     finally:
         arena.close()
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import create_arena
 from loadproof.harness.cache.client import CacheClient
-from loadproof.harness.cache.manifest import Manifest, fill, plan, restore
+from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore
 from loadproof.harness.cache.server import CacheServer
 from loadproof.harness.cache.socket_path import listening
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.checkpoint.writer import write_checkpoint
 from loadproof.harness.checks.compare import compare
-from loadproof.harness.formats import Layout, ProcessedLayer
+from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import ProofRequest, Prover
 from loadproof.harness.spec import CaseSpec, LayerSpec, Projection, ProjectionKind, Scheme, SyntheticSource
@@ -118,10 +118,10 @@ def test_tensors_reach_an_engine_through_the_arena(
     folder: Path, held: list[dict[str, torch.Tensor]], seed: int, transport: str
 ) -> None:
     layers = processed_of(held, seed)
-    entries, end = plan(layers)
-    arena = create_arena(transport, end)
+    placement = placed(layers)
+    arena = create_arena(transport, placement.data_bytes)
     with listening(folder / "s") as listener:
-        manifest = fill(arena, entries, layers)
+        manifest = fill(arena, placement, layers)
         server = CacheServer(listener, arena, manifest, {"content": "c"}, transport)
         client = CacheClient(folder / "s")
         attached = client.attach({"content": "c"}, transport)
@@ -143,6 +143,10 @@ def test_tensors_reach_an_engine_through_the_arena(
             arena.close()
 
 
+def placed(layers: list[ProcessedLayer]) -> Placement:
+    return place({la.spec.name: {n: TensorLayout.of(t) for n, t in la.tensors.items()} for la in layers})
+
+
 def assert_same(restored: ProcessedLayer, layer: ProcessedLayer, allocation: str, manifest: Manifest) -> None:
     assert restored.tensors.keys() == layer.tensors.keys()
     offsets = {entry.name: entry.offset for entry in manifest.entries}
@@ -158,10 +162,10 @@ def assert_same(restored: ProcessedLayer, layer: ProcessedLayer, allocation: str
 
 def test_arena_maps_once_whatever_the_number_of_tensors(folder: Path) -> None:
     layers = processed_of([{f"t{i}": torch.full((i % 7 + 1,), i) for i in range(200)}], 0)
-    entries, end = plan(layers)
-    arena = create_arena("memfd", end)
+    placement = placed(layers)
+    arena = create_arena("memfd", placement.data_bytes)
     with listening(folder / "s") as listener:
-        server = CacheServer(listener, arena, fill(arena, entries, layers), {}, "memfd")
+        server = CacheServer(listener, arena, fill(arena, placement, layers), {}, "memfd")
         client = CacheClient(folder / "s")
         client.digests()
         before = len(os.listdir("/proc/self/fd"))

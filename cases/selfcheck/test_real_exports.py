@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from loadproof.cases.selfcheck.reading import read_digested
 from loadproof.cases.selfcheck.real_exports import CHOSEN, FAMILIES, LAYERS, SIZES, exported
 from loadproof.harness.checkpoint.config import CONFIG, HF_QUANT_CONFIG, read_quantization
 from loadproof.harness.checkpoint.discovery import discover_layers
@@ -16,7 +17,7 @@ from loadproof.harness.checkpoint.kv_scales import kv_scales
 from loadproof.harness.checkpoint.layers import tensor_names
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import BadScale, RefusedScheme, WrongTensor
-from loadproof.harness.loaders import read_layers
+from loadproof.harness.loaders import load_from_disk
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 from loadproof.harness.tensor_bytes import memory_bytes
 from loadproof.harness.witness.inotify import FileWitness
@@ -88,7 +89,7 @@ def test_loaded_bytes_are_those_that_safetensors_loads(name: str, exports: Path)
     theirs = load_file(exports / name / WEIGHTS)
     with CheckpointReader(exports / name) as reader:
         assert set(reader.names) == set(theirs)
-        for ours in (reader.load(reader.names), reader.load_digested(reader.names)[0]):
+        for ours in (reader.load(reader.names), read_digested(reader, reader.names)[0]):
             for tensor, value in theirs.items():
                 assert (ours[tensor].dtype, ours[tensor].shape) == (value.dtype, value.shape), tensor
                 assert torch.equal(memory_bytes(ours[tensor]), memory_bytes(value)), tensor
@@ -98,7 +99,7 @@ def test_loaded_bytes_are_those_that_safetensors_loads(name: str, exports: Path)
 def test_every_layer_is_processed(name: str, exports: Path) -> None:
     layers = discovered(exports / name)
     stored = load_file(exports / name / WEIGHTS)
-    processed = read_layers(exports / name, layers).layers
+    processed = load_from_disk(exports / name, layers).layers
     assert [made.spec for made in processed] == layers
     for made in processed:
         real, origins = made.tensors["weight"], [p.name for p in made.spec.projections]
@@ -137,7 +138,7 @@ def test_another_scheme_is_refused_unread(name: str, algo: str, exports: Path) -
     layer = LayerSpec(name=projection.name, scheme=Scheme.FP8, projections=(projection,), logical_k=64)
     with FileWitness(exports / name, [WEIGHTS]) as witness:
         with pytest.raises(RefusedScheme) as caught:
-            read_layers(exports / name, [layer])
+            load_from_disk(exports / name, [layer])
         assert witness.opened() == []
     assert caught.value.found.startswith(f"quant_algo '{algo}'")
     assert str(exports / name) in str(caught.value)
@@ -166,17 +167,17 @@ def test_an_all_zero_layer_is_refused(exports: Path) -> None:
     assert (stored[f"{CHOSEN}.weight"].view(torch.uint8) == 0xFF).all()
     for layer in discovered(export):
         if layer.name != CHOSEN:
-            read_layers(export, [layer])
+            load_from_disk(export, [layer])
             continue
         with pytest.raises((BadScale, WrongTensor), match=f"{CHOSEN}.weight"):
-            read_layers(export, [layer])
+            load_from_disk(export, [layer])
 
 
 def test_all_zero_channels_are_loaded(exports: Path) -> None:
     # Per channel ModelOpt replaces the scale 0.0 by 1.0, which is arithmetic that holds.
     export = exports / "zeroed-per-channel"
     (layer,) = [x for x in discovered(export) if x.name == CHOSEN]
-    (processed,) = read_layers(export, [layer]).layers
+    (processed,) = load_from_disk(export, [layer]).layers
     assert not processed.tensors["weight"].view(torch.uint8).any()
     assert (processed.tensors["weight_scale"] == 1).all()
 
@@ -187,7 +188,7 @@ def test_a_mixed_export_gives_each_layer_its_own_scheme(exports: Path) -> None:
     schemes = {layer.name: layer.scheme for layer in layers}
     assert schemes.pop(CHOSEN) is Scheme.FP8_PER_CHANNEL_PER_TOKEN
     assert set(schemes.values()) == {Scheme.FP8}
-    assert [made.spec for made in read_layers(exports / "mixed", layers).layers] == layers
+    assert [made.spec for made in load_from_disk(exports / "mixed", layers).layers] == layers
 
 
 def test_a_layer_left_out_is_named_and_not_discovered(exports: Path) -> None:

@@ -2,13 +2,14 @@
 
 import reprlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from ..errors import BadManifest
-from ..formats import Layout, ProcessedLayer
+from ..formats import Layout, ProcessedLayer, TensorLayout
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_bytes, sha256
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
@@ -162,47 +163,68 @@ def _is_dense(entry: Entry) -> bool:
     return True
 
 
-def plan(layers: list[ProcessedLayer]) -> tuple[tuple[Entry, ...], int]:
-    """Place all tensors one after the other; returns the entries and the bytes they span."""
-    entries: list[Entry] = []
-    end = 0
-    for layer in layers:
-        for name, tensor in layer.tensors.items():
-            offset = -(-end // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
-            nbytes = tensor.numel() * tensor.element_size()
-            entries.append(
-                Entry(
-                    layer=layer.spec.name,
-                    tensor=name,
-                    dtype=dtype_name(tensor.dtype),
-                    shape=tuple(tensor.shape),
-                    stride=tuple(tensor.stride()),
-                    offset=offset,
-                    nbytes=nbytes,
-                    sha256=sha256(tensor),
-                )
-            )
-            end = offset + nbytes
-    return tuple(entries), end
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where each tensor will lie, decided before any is read."""
+
+    offsets: dict[str, int]
+    """By full tensor name, `<layer>.<tensor>`."""
+    layouts: dict[str, TensorLayout]
+    data_bytes: int
+    """What all of them span."""
 
 
-def fill(arena: Arena, entries: tuple[Entry, ...], layers: list[ProcessedLayer]) -> Manifest:
+def place(layers: Mapping[str, Mapping[str, TensorLayout]]) -> Placement:
+    """One tensor after the other, by layer name and tensor name."""
+    layouts = {f"{layer}.{name}": layout for layer, of in layers.items() for name, layout in of.items()}
+    offsets, end = {}, 0
+    for name, layout in layouts.items():
+        offsets[name] = -(-end // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+        end = offsets[name] + layout.nbytes
+    return Placement(offsets=offsets, layouts=layouts, data_bytes=end)
+
+
+def fill(arena: Arena, placement: Placement, layers: Iterable[ProcessedLayer]) -> Manifest:
     """Copy the tensors to their places, freeze the arena, and describe it.
 
     Args:
-        arena: of at least the bytes that `plan` gave.
-        entries: those of `plan` for these layers, in its order.
-        layers: emptied, each as soon as it is copied: the process holds one copy of all, not two.
+        arena: of at least `placement.data_bytes`.
+        placement: of these layers.
+        layers: in any order; each is let go as soon as it is copied, so that memory holds the layers once.
+
+    Raises:
+        BadManifest: a tensor is not as it was placed, or one is missing.
     """
-    layouts, unwritten = {layer.spec.name: layer.layout for layer in layers}, iter(entries)
-    while layers:
-        for tensor in layers.pop(0).tensors.values():
-            arena.write(next(unwritten).offset, memory_bytes(tensor))
-        del tensor
+    entries: list[Entry] = []
+    layouts = {}
+    for layer in layers:
+        layouts[layer.spec.name] = layer.layout
+        entries += [_written(arena, placement, layer.spec.name, *item) for item in layer.tensors.items()]
+        del layer
         give_back_freed_memory()
+    entries.sort(key=lambda entry: placement.offsets[entry.name])
+    if [entry.name for entry in entries] != list(placement.offsets):
+        raise _bad("arena", f"tensors {', '.join(placement.offsets)}", ", ".join(e.name for e in entries))
     arena.freeze()
     return Manifest(
-        arena_bytes=arena.nbytes, probe_offset=arena.probe_offset, entries=entries, layouts=layouts
+        arena_bytes=arena.nbytes, probe_offset=arena.probe_offset, entries=tuple(entries), layouts=layouts
+    )
+
+
+def _written(arena: Arena, placement: Placement, layer: str, name: str, tensor: torch.Tensor) -> Entry:
+    full, found = f"{layer}.{name}", TensorLayout.of(tensor)
+    if placement.layouts.get(full) != found:
+        raise _bad(full, f"{placement.layouts.get(full)}, as it was placed", found)
+    arena.write(placement.offsets[full], memory_bytes(tensor))
+    return Entry(
+        layer=layer,
+        tensor=name,
+        dtype=dtype_name(found.dtype),
+        shape=found.shape,
+        stride=found.stride,
+        offset=placement.offsets[full],
+        nbytes=found.nbytes,
+        sha256=sha256(tensor),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint into own memory, optionally hashing it in the same pass."""
+"""Reading a checkpoint into own memory: tensor by tensor, or all of it in one pass that hashes it too."""
 
 import ctypes
 import hashlib
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -58,6 +59,8 @@ class CheckpointReader:
         self.path = path
         self.bytes_read = 0
         """Bytes read from weight files so far, headers included."""
+        self.content = ""
+        """Content digest of what `stream` has read, once it is through."""
         self._fds: dict[str, int] = {}
         self._headers: dict[str, Header] = {}
         with ExitStack() as on_error:
@@ -106,31 +109,32 @@ class CheckpointReader:
         loaded = {}
         for name in names:
             entry, home = self.entry(name), self._home(name)
-            loaded[name], memory = _allocate(entry, self.path / home, name)
+            _require_loadable(entry, self.path / home, name)
+            loaded[name], memory = _allocate(entry)
             self._fill(home, [memory], entry.start)
         return loaded
 
-    def load_digested(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], str]:
-        """`load`, and the content digest of exactly the bytes that were loaded, in one pass.
+    def stream(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Read and hash the whole checkpoint in one pass, and give the tensors on the way, in file order.
 
-        Returns:
-            The tensors, and what `content_digest(path)` gives.
+        A tensor is the caller's as soon as it is given: its bytes have been hashed by then. At the end,
+        `content` is what `content_digest(path)` gives, of exactly the bytes that were read.
 
         Raises:
             CheckpointChanged: a file grew, or its header changed since it was opened.
             As `load`, otherwise.
         """
-        loaded: dict[str, torch.Tensor] = {}
-        wanted: dict[str, list[tuple[Entry, memoryview]]] = {home: [] for home in self._files.names}
-        # Each once: the memory of a tensor that is replaced is not valid any more.
-        for name in dict.fromkeys(names):
+        wanted: dict[str, dict[str, Entry]] = {home: {} for home in self._files.names}
+        for name in names:
             entry, home = self.entry(name), self._home(name)
-            loaded[name], memory = _allocate(entry, self.path / home, name)
-            wanted[home].append((entry, memory))
+            _require_loadable(entry, self.path / home, name)
+            wanted[home][name] = entry
+        digests: list[FileDigest] = []
         with ThreadPoolExecutor(1) as hasher:
-            digests = [self._stream(home, ranges, hasher) for home, ranges in wanted.items()]
+            for home, entries in wanted.items():
+                yield from self._stream(home, entries, hasher, digests)
         index = self._files.index
-        return loaded, combined(digests if index is None else [*digests, index_digest(index)])
+        self.content = combined(digests if index is None else [*digests, index_digest(index)])
 
     def _stale(self) -> list[str]:
         return [
@@ -160,8 +164,8 @@ class CheckpointReader:
             unread = _behind(unread, count)
 
     def _stream(
-        self, home: str, wanted: Sequence[tuple[Entry, memoryview]], hasher: ThreadPoolExecutor
-    ) -> FileDigest:
+        self, home: str, wanted: dict[str, Entry], hasher: ThreadPoolExecutor, digests: list[FileDigest]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Read the whole file, wanted ranges to their places; each batch is hashed while the next is read."""
         header, sha = self._headers[home], hashlib.sha256()
         head = memoryview(bytearray(header.header_bytes))
@@ -170,47 +174,70 @@ class CheckpointReader:
         if sha.hexdigest() != header.sha256 or os.fstat(self._fds[home]).st_size != header.size:
             raise _changed(header.file)
 
-        def update(batch: list[memoryview]) -> None:
-            for buffer in batch:
-                sha.update(buffer)
+        def update(batch: list[_Piece]) -> None:
+            for piece in batch:
+                sha.update(piece.memory)
 
-        offset, hashed = header.header_bytes, Future[None]()
+        offset, being_hashed, hashed = header.header_bytes, list[_Piece](), Future[None]()
         hashed.set_result(None)
         for batch in _batches(_pieces(header, wanted)):
-            self._fill(home, batch, offset)
-            offset += sum(map(len, batch))
+            self._fill(home, [piece.memory for piece in batch], offset)
+            offset += sum(len(piece.memory) for piece in batch)
             hashed.result()
-            hashed = hasher.submit(update, batch)
+            yield from _completed(being_hashed)
+            hashed, being_hashed = hasher.submit(update, batch), batch
         hashed.result()
-        return home, header.size, sha.hexdigest()
+        yield from _completed(being_hashed)
+        digests.append((home, header.size, sha.hexdigest()))
 
 
-def _pieces(header: Header, wanted: Sequence[tuple[Entry, memoryview]]) -> Iterator[memoryview]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of a file that are read and hashed together."""
+
+    memory: memoryview
+    completes: tuple[str, torch.Tensor] | None = None
+    """The tensor of which these are the last bytes."""
+
+
+def _completed(batch: list[_Piece]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that end in the batch, which is emptied: what is given away is held no longer here."""
+    while batch:
+        completes = batch.pop(0).completes
+        if completes is not None:
+            yield completes
+
+
+def _pieces(header: Header, wanted: dict[str, Entry]) -> Iterator[_Piece]:
     """Where the bytes behind the header go, in order, at most CHUNK each; unwanted ones into spare memory."""
     offset = header.header_bytes
-    for entry, memory in sorted(wanted, key=lambda item: (item[0].start, item[0].stop)):
+    for name, entry in sorted(wanted.items(), key=lambda item: (item[1].start, item[1].stop)):
         yield from _unwanted(entry.start - offset)
-        for start in range(0, len(memory), CHUNK):
-            yield memory[start : start + CHUNK]
+        tensor, memory = _allocate(entry)
+        for start in range(0, len(memory) - CHUNK, CHUNK):
+            yield _Piece(memory[start : start + CHUNK])
+        last = (len(memory) - 1) // CHUNK * CHUNK if memory else 0
+        yield _Piece(memory[last:], (name, tensor))
+        del tensor, memory
         offset = entry.stop
     yield from _unwanted(header.size - offset)
 
 
-def _unwanted(count: int) -> Iterator[memoryview]:
+def _unwanted(count: int) -> Iterator[_Piece]:
     for start in range(0, count, CHUNK):
-        yield memoryview(bytearray(min(CHUNK, count - start)))
+        yield _Piece(memoryview(bytearray(min(CHUNK, count - start))))
 
 
-def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     """Neighbours together up to CHUNK bytes, since small tensors are many."""
-    batch: list[memoryview] = []
+    batch: list[_Piece] = []
     size = 0
     for piece in pieces:
-        if size + len(piece) > CHUNK:
+        if size + len(piece.memory) > CHUNK:
             yield batch
             batch, size = [], 0
         batch.append(piece)
-        size += len(piece)
+        size += len(piece.memory)
     yield batch
 
 
@@ -223,8 +250,7 @@ def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _allocate(entry: Entry, file: Path, name: str) -> tuple[torch.Tensor, memoryview]:
-    """An uninitialised tensor, and its bytes as writable memory that is valid while the tensor lives."""
+def _require_loadable(entry: Entry, file: Path, name: str) -> None:
     if entry.dtype not in DTYPES:
         raise WrongTensor(
             f"{file}: {name}",
@@ -232,6 +258,10 @@ def _allocate(entry: Entry, file: Path, name: str) -> tuple[torch.Tensor, memory
             found=entry.dtype,
             remedy="Leave this tensor out, or export it in a dtype that torch can hold.",
         )
+
+
+def _allocate(entry: Entry) -> tuple[torch.Tensor, memoryview]:
+    """An uninitialised tensor, and its bytes as writable memory that is valid while the tensor lives."""
     tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     size = entry.stop - entry.start
     if not size:

@@ -71,7 +71,7 @@ def disk_instead_of_attach(process: str, loader: str) -> None:
             loaded = original(*arguments, **named)
             if loaded.route_taken != "attach":
                 return loaded
-            read = loaders.read_layers(arguments[0], arguments[1])
+            read = loaders.load_from_disk(arguments[0], arguments[1])
             return dataclasses.replace(loaded, layers=read.layers)
 
         replace(engine, "load_from_cache", load)

@@ -3,8 +3,8 @@
 from ..spec import Scheme
 from .fp8_per_channel import PerChannelFp8
 from .fp8_per_tensor import PerTensorFp8
-from .protocol import Format, Layout, ProcessedLayer
+from .protocol import Format, Layout, ProcessedLayer, TensorLayout
 
 FORMATS: dict[Scheme, Format] = {f.scheme: f for f in (PerTensorFp8(), PerChannelFp8())}
 
-__all__ = ["FORMATS", "Format", "Layout", "ProcessedLayer"]
+__all__ = ["FORMATS", "Format", "Layout", "ProcessedLayer", "TensorLayout"]

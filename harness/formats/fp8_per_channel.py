@@ -7,14 +7,19 @@ import torch
 from ..checkpoint.layers import ProjectionTensors
 from ..spec import LayerSpec, Scheme
 from .e4m3 import quantize_per_token
-from .padding import fused_bias, padded_channel_scale, transposed_and_padded
-from .protocol import Layout, ProcessedLayer
+from .padding import fused_bias, padded_channel_scale, transposed_and_padded, weight_and_bias
+from .protocol import Layout, ProcessedLayer, TensorLayout
 
 
 class PerChannelFp8:
     """Scales are kept as they are; only fused, transposed and padded."""
 
     scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN
+
+    def tensors_of(self, layer: LayerSpec) -> dict[str, TensorLayout]:
+        """See `Format.tensors_of`."""
+        scale = TensorLayout(dtype=torch.float32, shape=(layer.padded_width,), stride=(1,))
+        return weight_and_bias(layer) | {"weight_scale": scale}
 
     def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
         """See `Format.process`; no arithmetic touches the weight or its scales."""

@@ -11,8 +11,8 @@ from ..checkpoint.layers import ProjectionTensors
 from ..errors import BadScale
 from ..spec import LayerSpec, Scheme
 from .e4m3 import dequantize_fp16, quantize_static
-from .padding import fused_bias, transposed_and_padded
-from .protocol import Layout, ProcessedLayer
+from .padding import fused_bias, transposed_and_padded, weight_and_bias
+from .protocol import Layout, ProcessedLayer, TensorLayout
 
 
 def requantized_to(scale: torch.Tensor, projection: ProjectionTensors) -> torch.Tensor:
@@ -44,6 +44,11 @@ class PerTensorFp8:
     """One weight scale and one input scale for the whole fused layer: the largest of each."""
 
     scheme = Scheme.FP8
+
+    def tensors_of(self, layer: LayerSpec) -> dict[str, TensorLayout]:
+        """See `Format.tensors_of`."""
+        scale = TensorLayout(dtype=torch.float32, shape=(), stride=())
+        return weight_and_bias(layer) | {"weight_scale": scale, "input_scale": scale}
 
     def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
         """See `Format.process`. Equal weight scales leave the weight's bytes untouched."""

@@ -9,6 +9,16 @@ from ..checkpoint.layers import ProjectionTensors
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_of
 from .e4m3 import E4M3
+from .protocol import TensorLayout
+
+
+def weight_and_bias(layer: LayerSpec) -> dict[str, TensorLayout]:
+    """Layouts of what `transposed_and_padded` and `fused_bias` give."""
+    k, n = layer.padded_k, layer.padded_width
+    layouts = {"weight": TensorLayout(dtype=E4M3, shape=(k, n), stride=(1, k))}
+    if layer.bias:
+        layouts["bias"] = TensorLayout(dtype=dtype_of(layer.out_dtype), shape=(n,), stride=(1,))
+    return layouts
 
 
 def transposed_and_padded(weight: torch.Tensor, layer: LayerSpec) -> torch.Tensor:

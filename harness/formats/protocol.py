@@ -1,5 +1,6 @@
 """What a quantisation format does, and what it leaves: the processed layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,10 +52,33 @@ class ProcessedLayer:
     [padded_width]; `input_scale` float32 () where static; `bias` [padded_width] in the output dtype."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLayout:
+    """What a tensor is, without its bytes: enough to reserve its place."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements; covers the bytes once."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
+        """The layout that `tensor` has."""
+        return cls(dtype=tensor.dtype, shape=tuple(tensor.shape), stride=tuple(tensor.stride()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensor takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class Format(Protocol):
     """One file per scheme implements this."""
 
     scheme: Scheme
+
+    def tensors_of(self, layer: LayerSpec) -> dict[str, TensorLayout]:
+        """What `process` leaves of this layer, known before anything is read."""
 
     def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
         """Fuse, requantise, transpose and pad what the checkpoint holds.
