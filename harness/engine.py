@@ -93,7 +93,7 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     if loaded.attached:
         reporter.await_go()
         reporter.phase("probed", probe=loaded.attached.arena.read_probe().hex())
-    layer = FusedFp8Linear(processed, kernel, preprocessed=loaded.route_taken == "attach")
+    layer = FusedFp8Linear(processed, kernel)
     results = run_layer(layer, load_file(job.inputs))
     reporter.phase("ran", kernels=kernel.launched)
     save_file(results | stored(processed), job.results)

@@ -2,7 +2,6 @@
 
 import torch
 
-from .errors import RefusedKernel
 from .formats import FORMATS, ProcessedLayer
 from .formats.padding import padded_activation
 from .kernels import Kernel
@@ -12,24 +11,8 @@ from .tensor_bytes import dtype_of
 class FusedFp8Linear:
     """One GEMM for all projections that share an input."""
 
-    def __init__(self, processed: ProcessedLayer, kernel: Kernel, *, preprocessed: bool) -> None:
-        """Take a processed layer.
-
-        Args:
-            processed: tensors and layout, from post-load processing or from an attachment.
-            kernel: the backend that multiplies.
-            preprocessed: True when another process did the processing.
-
-        Raises:
-            RefusedKernel: `preprocessed`, and the backend does not declare support for it.
-        """
-        if preprocessed and not kernel.accepts_preprocessed:
-            raise RefusedKernel(
-                f"layer {processed.spec.name!r}",
-                expected="a kernel backend that declares support for pre-processed weights",
-                found=f"backend {kernel.name!r}",
-                remedy="Use the cutlass, vllm or reference backend with a weight cache.",
-            )
+    def __init__(self, processed: ProcessedLayer, kernel: Kernel) -> None:
+        """Take tensors and layout, from post-load processing or from an attachment."""
         self.processed = processed
         self.kernel = kernel
 

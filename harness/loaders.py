@@ -7,10 +7,12 @@ from pathlib import Path
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
 from .cache.manifest import restore
-from .checkpoint.config import read_quantization, scheme_of
+from .checkpoint.config import read_quantization
 from .checkpoint.layers import checked_projections, tensor_names
+from .checkpoint.names import Group
 from .checkpoint.reader import CheckpointReader
-from .errors import DaemonUnavailable, WrongTensor
+from .checkpoint.schemes import SchemePlan
+from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel
 from .spec import LayerSpec
@@ -61,10 +63,10 @@ def read_layers(
         digested: hash the whole checkpoint in the same pass, so that what is loaded is what was hashed.
 
     Raises:
-        RefusedScheme: by the checkpoint's quant_algo, before a weight is read.
+        RefusedScheme: by the checkpoint's quant_algo, or a layer's own, before a weight is read.
         CheckpointError: as named.
     """
-    _require_scheme(checkpoint, layers)
+    _require_schemes(checkpoint, layers)
     with CheckpointReader(checkpoint, links_into=links_into) as reader:
         names = [name for layer in layers for name in tensor_names(layer)]
         tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
@@ -96,23 +98,41 @@ def load_from_cache(
     *,
     links_into: Path | None = None,
 ) -> Loaded:
-    """The cache loader. Only the absence of a daemon permits fallback; every other error stands."""
-    _require_scheme(checkpoint, layers)
+    """The cache loader. Only the absence of a daemon permits fallback; every other error stands.
+
+    Raises:
+        RefusedScheme: by the checkpoint's quant_algo, before daemon or weights are asked for.
+        RefusedKernel: there is a daemon, and the backend does not declare support for its weights.
+        CacheError: as named.
+    """
+    _require_schemes(checkpoint, layers)
     try:
         client = CacheClient(request.socket)
     except DaemonUnavailable:
         if not request.fallback_allowed:
             raise
         return load_from_disk(checkpoint, layers, links_into=links_into, route_taken="fallback")
+    _require_preprocessed(kernel, layers)
     key = make_key(checkpoint, request.expected_content, list(layers), kernel)
     attached = client.attach(key, request.transport)
     restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
     return Loaded(layers=restored, route_taken="attach", attached=attached)
 
 
-def _require_scheme(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
-    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
+def _require_preprocessed(kernel: Kernel, layers: Sequence[LayerSpec]) -> None:
+    if not kernel.accepts_preprocessed:
+        raise RefusedKernel(
+            f"layer {', '.join(layer.name for layer in layers)}",
+            expected="a kernel backend that declares support for pre-processed weights",
+            found=f"backend {kernel.name!r}",
+            remedy="Use a backend that does (reference on a CPU) with a weight cache, or load from disk.",
+        )
+
+
+def _require_schemes(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+    plan = SchemePlan(read_quantization(checkpoint), checkpoint)
     for layer in layers:
+        scheme = plan.scheme(Group.of(layer))
         if layer.scheme is not scheme:
             raise WrongTensor(
                 f"{checkpoint}: {layer.name}",

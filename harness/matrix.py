@@ -1,84 +1,229 @@
 """Which cases exist: the one source for parametrisation, CI jobs and the planned count. Imports no torch."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
 from .spec import (
     CaseSpec,
+    ForeignSource,
     LayerSpec,
     Projection,
     ProjectionKind,
     RealSource,
+    Refusal,
     Scheme,
     SyntheticSource,
 )
 
 CPU_TRANSPORTS = ("memfd", "memfd-writable")
+CPU_KERNELS = ("reference", "torch-scaled-mm")
+SEED = 20261130
+DECODER_LAYER = "model.layers.0"
 
-Widths = dict[ProjectionKind, dict[str, tuple[int, ...]]]
-"""Logical widths of the projections, by kind and by what they show."""
-
-_MEMBERS = {
-    ProjectionKind.PLAIN: ("o_proj", ("o_proj",)),
-    ProjectionKind.QKV: ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+MEMBERS = {
+    ProjectionKind.PLAIN: ("self_attn.o_proj", ("o_proj",)),
+    ProjectionKind.QKV: ("self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ProjectionKind.GATE_UP: ("mlp.gate_up_proj", ("gate_proj", "up_proj")),
+    ProjectionKind.ROW: ("mlp.down_proj", ("down_proj",)),
 }
-"""Fused name, and the projections it joins, below `model.layers.0.self_attn`."""
+"""Fused name below a decoder layer, and the projections that it joins, as llama checkpoints name them."""
 
-_SYNTHETIC_WIDTHS: Widths = {
-    ProjectionKind.PLAIN: {"aligned": (96,), "padded": (83,)},
-    ProjectionKind.QKV: {"aligned": (96, 32, 32), "padded": (91, 33, 25)},
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """One kind's sizes in multiples of 16, and others that need padding."""
+
+    widths: tuple[int, ...]
+    odd_widths: tuple[int, ...]
+    k: int
+    odd_k: int
+
+
+SYNTHETIC = {
+    ProjectionKind.PLAIN: Sizes((96,), (83,), 64, 57),
+    ProjectionKind.QKV: Sizes((96, 32, 32), (91, 33, 25), 64, 57),
+    ProjectionKind.GATE_UP: Sizes((80, 80), (75, 75), 64, 57),
+    ProjectionKind.ROW: Sizes((48,), (41,), 160, 149),
 }
-_REAL_WIDTHS: Widths = {
-    ProjectionKind.PLAIN: {"whole": (576,), "trimmed": (571,)},
-    ProjectionKind.QKV: {"whole": (576, 192, 192), "trimmed": (571, 189, 190)},
+SMOLLM2 = {
+    ProjectionKind.PLAIN: Sizes((576,), (571,), 576, 569),
+    ProjectionKind.QKV: Sizes((576, 192, 192), (571, 189, 190), 576, 569),
+    ProjectionKind.GATE_UP: Sizes((1536, 1536), (1531, 1530), 576, 569),
+    ProjectionKind.ROW: Sizes((576,), (571,), 1536, 1529),
 }
-"""SmolLM2-135M's own widths are multiples of 16, so padding needs trimmed rows."""
-
-_SYNTHETIC_K = 64
-_REAL_K = 576
+"""SmolLM2-135M's own sizes are multiples of 16, so padding needs trimmed rows and columns."""
 
 
-def layer_spec(kind: ProjectionKind, scheme: Scheme, widths: tuple[int, ...], logical_k: int) -> LayerSpec:
-    """The layer of this kind in decoder layer 0, named as llama checkpoints name it."""
-    prefix = "model.layers.0.self_attn"
-    fused, members = _MEMBERS[kind]
+def layer_spec(
+    kind: ProjectionKind,
+    scheme: Scheme,
+    widths: tuple[int, ...],
+    logical_k: int,
+    *,
+    bias: bool = False,
+    out_dtype: str = "bfloat16",
+) -> LayerSpec:
+    """The layer of this kind in decoder layer 0; one width for several members means fused on disk."""
+    path, members = MEMBERS[kind]
+    parent, _, fused = path.partition(".")
+    stored = members if len(widths) == len(members) else (fused,)
     projections = tuple(
-        Projection(name=f"{prefix}.{member}", logical_width=width)
-        for member, width in zip(members, widths, strict=True)
+        Projection(name=f"{DECODER_LAYER}.{parent}.{member}", logical_width=width)
+        for member, width in zip(stored, widths, strict=True)
     )
-    return LayerSpec(name=f"{prefix}.{fused}", scheme=scheme, projections=projections, logical_k=logical_k)
+    return LayerSpec(
+        name=f"{DECODER_LAYER}.{path}",
+        scheme=scheme,
+        projections=projections,
+        logical_k=logical_k,
+        bias=bias,
+        out_dtype=out_dtype,
+    )
 
 
 def synthetic_layers() -> list[CaseSpec]:
-    """Seeded layers with unequal scales: 2 schemes x {plain, qkv} x {aligned, padded} x transports."""
+    """Every kind, padding and relation of scales, under both schemes, on both transports.
+
+    Each runs once with a bias and once without, once in bfloat16 and once in float16; which goes with
+    which alternates, so that every pair of such values meets somewhere.
+    """
+    cases = []
+    for scheme, kind, odd_n, odd_k, equal in product(
+        Scheme, ProjectionKind, (False, True), (False, True), (True, False)
+    ):
+        sizes = SYNTHETIC[kind]
+        widths = sizes.odd_widths if odd_n else sizes.widths
+        if scheme is Scheme.FP8 and len(widths) == 1 and not equal:
+            continue
+        parity = (list(ProjectionKind).index(kind) + odd_n + odd_k + equal) % 2
+        for index, transport in enumerate(CPU_TRANSPORTS):
+            layer = layer_spec(
+                kind,
+                scheme,
+                widths,
+                sizes.odd_k if odd_k else sizes.k,
+                bias=bool(index) != bool(parity),
+                out_dtype="float16" if bool(index) != (odd_n != equal) else "bfloat16",
+            )
+            source = SyntheticSource(seed=SEED, equal_scales=equal)
+            cases.append(CaseSpec(layer=layer, projection=kind, source=source, transport=transport))
+    return cases
+
+
+def corner_layers() -> list[CaseSpec]:
+    """A shard of width zero, a square weight, one output, one input, and projections fused on disk."""
+    corners = [
+        (ProjectionKind.QKV, (48, 0, 25), 64),
+        (ProjectionKind.GATE_UP, (0, 40), 64),
+        (ProjectionKind.PLAIN, (64,), 64),
+        (ProjectionKind.PLAIN, (1,), 16),
+        (ProjectionKind.ROW, (16,), 1),
+        (ProjectionKind.QKV, (149,), 64),
+        (ProjectionKind.GATE_UP, (160,), 57),
+    ]
     return [
         CaseSpec(
-            layer=layer_spec(kind, scheme, widths, _SYNTHETIC_K),
+            layer=layer_spec(kind, scheme, widths, k, bias=len(widths) == 1),
             projection=kind,
-            source=SyntheticSource(seed=20261130),
+            source=SyntheticSource(seed=SEED),
             transport=transport,
         )
-        for scheme in Scheme
-        for kind, by_name in _SYNTHETIC_WIDTHS.items()
-        for widths in by_name.values()
-        for transport in CPU_TRANSPORTS
+        for scheme, transport in zip(Scheme, CPU_TRANSPORTS, strict=True)
+        for kind, widths, k in corners
     ]
 
 
 def real_layers() -> list[CaseSpec]:
-    """SmolLM2 layer 0, qkv and o_proj, of the real exports: as they are, and trimmed to unaligned N."""
+    """SmolLM2's layer 0 of the real exports, all four kinds: as they are, and trimmed to odd sizes."""
     return [
         CaseSpec(
-            layer=layer_spec(kind, scheme, widths, _REAL_K),
+            layer=layer_spec(
+                kind,
+                scheme,
+                sizes.odd_widths if trimmed else sizes.widths,
+                sizes.odd_k if trimmed else sizes.k,
+            ),
             projection=kind,
-            source=RealSource(trimmed=name == "trimmed"),
+            source=RealSource(trimmed=trimmed),
             transport=transport,
         )
         for scheme in Scheme
-        for kind, by_name in _REAL_WIDTHS.items()
-        for name, widths in by_name.items()
+        for kind, sizes in SMOLLM2.items()
+        for trimmed in (False, True)
         for transport in CPU_TRANSPORTS
     ]
 
 
-GROUPS = {"synthetic-layers": synthetic_layers, "real-layers": real_layers}
+REFUSED_ALGOS = (
+    "FP8_PB_WO",
+    "fp8_pb_wo",
+    "NVFP4",
+    "W4A16_NVFP4",
+    "MXFP8",
+    "MIXED_PRECISION",
+    "W4A16_AWQ",
+    None,
+)
+"""Known and refused, one of them also as ModelOpt writes it in lower case; the last two unknown and null."""
+REFUSED_IN_MIXED = ("FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
+
+
+def refused_schemes() -> list[CaseSpec]:
+    """Checkpoints in a scheme that is not processed: no route may load them, with or without fallback."""
+    sources = [ForeignSource(seed=SEED, quant_algo=algo) for algo in REFUSED_ALGOS]
+    sources += [ForeignSource(seed=SEED, quant_algo=algo, mixed=True) for algo in REFUSED_IN_MIXED]
+    layer = layer_spec(ProjectionKind.QKV, Scheme.FP8, (96, 32, 32), 64)
+    return [
+        CaseSpec(
+            layer=layer,
+            projection=ProjectionKind.QKV,
+            source=source,
+            transport="memfd",
+            fallback_allowed=fallback,
+            refusal=Refusal(
+                error="RefusedScheme", names=(layer.name, source.quant_algo or "null"), every_route=True
+            ),
+        )
+        for source in sources
+        for fallback in (False, True)
+    ]
+
+
+def refused_kernels() -> list[CaseSpec]:
+    """Backends that may load from disk, but not take pre-processed weights, or not this daemon's."""
+    return [
+        CaseSpec(
+            layer=layer,
+            projection=ProjectionKind.QKV,
+            source=SyntheticSource(seed=SEED),
+            transport="memfd",
+            kernel=kernel,
+            daemon_kernel=daemon_kernel,
+            fallback_allowed=fallback,
+            refusal=Refusal(error=error, names=names(layer), every_route=False),
+        )
+        for layer in _both_schemes()
+        for kernel, daemon_kernel, error, names in (
+            ("torch-scaled-mm", "", "RefusedKernel", lambda layer: (layer.name, "torch-scaled-mm")),
+            ("reference", "torch-scaled-mm", "KeyMismatch", lambda layer: ("kernel:", "kernel_build:")),
+        )
+        for fallback in (False, True)
+    ]
+
+
+def _both_schemes() -> Iterator[LayerSpec]:
+    for scheme in Scheme:
+        yield layer_spec(ProjectionKind.QKV, scheme, (91, 33, 25), 57)
+
+
+GROUPS = {
+    "synthetic-layers": synthetic_layers,
+    "corner-layers": corner_layers,
+    "real-layers": real_layers,
+    "refused-schemes": refused_schemes,
+    "refused-kernels": refused_kernels,
+}
 """Groups of cases by the name that a test module asks for."""
 
 

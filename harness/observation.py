@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .checkpoint.layers import ProjectionTensors
+from .kernels import Kernel
 from .outcome import Outcome
 from .record import DaemonRecord, ErrorRecord
 from .routes import ROUTES, Route
@@ -61,18 +62,23 @@ class RouteObservation:
         return Outcome.INCOMPLETE if self.outcome is Outcome.PASS else self.outcome
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CaseObservation:
     """All four routes of one case, and what they are held against."""
 
     case: CaseSpec
+    kernel: type[Kernel]
+    """The engines' backend, for what it declares of itself."""
     routes: dict[str, RouteObservation]
-    daemon: DaemonRecord
-    projections: list[ProjectionTensors]
+    daemon: DaemonRecord = field(default_factory=DaemonRecord)
+    projections: list[ProjectionTensors] = field(default_factory=list)
     """The checkpoint as the harness itself read it."""
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     """`x.<m>`, [m, logical_k]."""
-    kernel_accepts_preprocessed: bool
+    error: ErrorRecord | None = None
+    """What made the whole case void: before the routes, or a checkpoint that changed under them."""
+    outcome: Outcome = Outcome.PASS
+    """That error's outcome."""
 
     def in_order(self) -> list[RouteObservation]:
         """The four routes; raises Missing when one was never run."""

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from .checkpoint.digest import content_digest
 from .checkpoint.layers import ProjectionTensors, checked_projections, tensor_names
 from .checkpoint.reader import CheckpointReader
-from .errors import CheckpointChanged
+from .errors import CheckpointChanged, LoadproofError
 from .inputs import make_inputs
-from .kernels import make_kernel
+from .kernels import kernel_type
 from .launch import Forkserver
 from .observation import CaseObservation
-from .record import CaseRecord
+from .record import CaseRecord, ErrorRecord
 from .recording import record_case
 from .runner import ProofRequest, Runner
 from .spec import LayerSpec
@@ -51,32 +51,28 @@ class Prover:
 
 
 def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
-    """Run the four routes and all checks; every way a route can end is in the record.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be used, or changed while the routes ran.
-    """
+    """Run the four routes and all checks; every way that a case can end is in the record."""
     started = time.monotonic()
     # Short and private: a socket path has 107 bytes, and other users have no business in it.
     scratch = Path(mkdtemp(prefix="loadproof-"))
     try:
-        projections = read_projections(request.case.layer, request.checkpoint)
-        inputs = make_inputs(request.case, projections)
-        save_file(inputs, scratch / "inputs.safetensors")
-        runner = Runner(request, subject, scratch)
-        routes, daemon = runner.run()
-        seen = CaseObservation(
-            case=request.case,
-            routes=routes,
-            daemon=daemon,
-            projections=projections,
-            inputs=inputs,
-            kernel_accepts_preprocessed=make_kernel(request.case.kernel).accepts_preprocessed,
-        )
-        _require_unchanged(request)
+        seen = _observe(request, Runner(request, subject, scratch), scratch)
         return record_case(request, seen, (time.monotonic() - started) * 1e3)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _observe(request: ProofRequest, runner: Runner, scratch: Path) -> CaseObservation:
+    seen = CaseObservation(case=request.case, kernel=kernel_type(request.case.kernel), routes=runner.seen)
+    try:
+        seen.projections = read_projections(request.case.layer, request.checkpoint)
+        seen.inputs = make_inputs(request.case, seen.projections)
+        save_file(seen.inputs, scratch / "inputs.safetensors")
+        seen.daemon = runner.run()
+        _require_unchanged(request)
+    except LoadproofError as error:
+        seen.error, seen.outcome = ErrorRecord.of(error), error.outcome
+    return seen
 
 
 def _require_unchanged(request: ProofRequest) -> None:

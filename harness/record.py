@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .errors import LoadproofError
 from .outcome import Outcome
 
 SCHEMA_VERSION = 1
@@ -30,6 +31,11 @@ class ErrorRecord(_Record):
     type: str
     """Class name of the typed error, or of the exception that escaped."""
     message: str
+
+    @classmethod
+    def of(cls, error: LoadproofError) -> "ErrorRecord":
+        """A typed error as evidence holds it."""
+        return cls(type=error.type_name, message=str(error))
 
 
 class WitnessRecord(_Record):
@@ -119,6 +125,8 @@ class DaemonRecord(_Record):
     """The fingerprint that both sides must share."""
     tensors: list[TensorRecord] = []
     """The manifest: what the daemon serves."""
+    error: ErrorRecord | None = None
+    """Why it did not start to serve."""
     exit: int | None = None
     stderr_tail: str = ""
 
@@ -159,6 +167,11 @@ class Counts(_Record):
     failed: int
     incomplete: int
     refused_as_expected: int
+
+    @property
+    def to_verify(self) -> int:
+        """Planned cases of which equivalence is claimed: all but those that were refused as they should."""
+        return self.planned - self.refused_as_expected
 
 
 class CaseEntry(_Record):

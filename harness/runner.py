@@ -55,24 +55,32 @@ class Runner:
         self._subject = subject
         self._scratch = scratch
         self._daemon = DaemonRecord()
+        self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
+        """What is known of each route, filled in while `run` goes on."""
         self._socket = scratch / "d" / "s"
 
-    def run(self) -> tuple[dict[str, RouteObservation], DaemonRecord]:
+    def run(self) -> DaemonRecord:
         """All four routes; a daemon that does not start is the outcome of the routes that need it."""
-        seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
         for route in (route for route in ROUTES if not route.daemon_present):
-            self._observe(seen[route.name])
+            self._observe(self.seen[route.name])
             # A later route must find no weights but its decoy beside its own folder.
             shutil.rmtree(self._scratch / route.name, ignore_errors=True)
-        attaching = [seen[route.name] for route in ROUTES if route.daemon_present]
+        self._attach([self.seen[route.name] for route in ROUTES if route.daemon_present])
+        return self._daemon
+
+    def _attach(self, attaching: list[RouteObservation]) -> None:
         try:
             with self._daemon_running():
                 for each in attaching:
                     self._observe(each)
         except LoadproofError as error:
+            self._daemon = self._daemon.model_copy(update={"error": ErrorRecord.of(error)})
             for each in attaching:
-                self._fail(each, error)
-        return seen, self._daemon
+                # What the daemon refuses, an engine must refuse by itself, and not for want of a daemon.
+                if error.outcome is Outcome.REFUSED:
+                    self._observe(each)
+                else:
+                    self._fail(each, error)
 
     @contextmanager
     def _daemon_running(self) -> Iterator[None]:
@@ -82,7 +90,7 @@ class Runner:
             layers=(case.layer,),
             socket=self._socket,
             transport=case.transport,
-            kernel=case.kernel,
+            kernel=case.daemon_kernel or case.kernel,
             expected_content=self._request.content,
             defect=self._request.defect,
         )
@@ -144,7 +152,7 @@ class Runner:
             transport=case.transport,
             socket=self._socket,
             expected_content=self._request.content,
-            fallback_allowed=route.fallback_allowed,
+            fallback_allowed=route.fallback_allowed or case.fallback_allowed,
             inputs=self._scratch / "inputs.safetensors",
             results=self._scratch / f"{route.name}.results.safetensors",
             defect=self._request.defect,
@@ -182,7 +190,7 @@ class Runner:
     @staticmethod
     def _fail(seen: RouteObservation, error: LoadproofError) -> None:
         seen.outcome = error.outcome
-        seen.error = ErrorRecord(type=error.type_name, message=str(error))
+        seen.error = ErrorRecord.of(error)
 
     def _write_probe(self) -> str:
         nonce = secrets.token_bytes(PROBE_BYTES)

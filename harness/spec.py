@@ -109,7 +109,7 @@ class SyntheticSource:
 
     seed: int
     equal_scales: bool = False
-    """One weight scale for all projections: requantisation must then be a no-op."""
+    """One weight scale for all projections or channels: requantisation must then be a no-op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,33 @@ class RealSource:
     """A layer of a real ModelOpt export of SmolLM2-135M-Instruct."""
 
     trimmed: bool = False
-    """True when output rows were cut off, since all real widths are multiples of 16."""
+    """True when rows and columns were cut off, since all real sizes are multiples of 16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSource:
+    """A synthetic checkpoint whose config names another quant_algo than the layer is asked in."""
+
+    seed: int
+    quant_algo: str | None
+    """As the config spells it, for the layer."""
+    mixed: bool = False
+    """Whether the config says MIXED_PRECISION and names `quant_algo` for the layer alone."""
+
+
+Source = SyntheticSource | RealSource | ForeignSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """How a case must be declined: by this error, in these words, before anything is loaded."""
+
+    error: str
+    """Class name of the typed error."""
+    names: tuple[str, ...]
+    """What its message must say, the layer among it."""
+    every_route: bool
+    """True where no route may load the layer; False where only attaching is declined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,43 +152,52 @@ class CaseSpec:
 
     layer: LayerSpec
     projection: ProjectionKind
-    source: SyntheticSource | RealSource
+    source: Source
     transport: str
     kernel: str = "reference"
+    daemon_kernel: str = ""
+    """The daemon's backend, where it is another than the engines'."""
     subject: str = "builtin"
-    m_values: tuple[int, ...] = (1, 2, 16, 17, 128)
+    m_values: tuple[int, ...] = (0, 1, 2, 16, 17, 128)
     """Numbers of tokens; each is one forward pass."""
-    expected: Outcome = Outcome.PASS
+    refusal: Refusal | None = None
+    fallback_allowed: bool = False
+    """Whether the ipc routes may fall back too: a refusal must not hide behind it."""
+
+    @property
+    def expected(self) -> Outcome:
+        """How the case must end."""
+        return Outcome.REFUSED if self.refusal else Outcome.PASS
 
     @property
     def id(self) -> str:
         """Lower-case ASCII joined by `-`; names no GPU, so that history compares across hosts."""
         layer = self.layer
         parts = [
-            "smollm2" if isinstance(self.source, RealSource) else "synthetic",
-            layer.scheme.value.lower().replace("_", "-"),
+            *_origin(self.source, layer),
             self.projection.value,
             f"n{layer.logical_width}",
             f"k{layer.logical_k}",
+            *_scales(self.source, layer, self.projection),
+            "bias" if layer.bias else "",
+            "fp16" if layer.out_dtype == "float16" else "bf16",
             self.kernel,
+            f"daemon-{self.daemon_kernel}" if self.daemon_kernel else "",
             self.transport,
+            "fallback-allowed" if self.fallback_allowed else "",
         ]
-        return "-".join(parts)
+        return "-".join(part.lower().replace("_", "-") for part in parts if part)
 
     def describe(self) -> dict[str, Any]:
         """The `case` object of the evidence (builtins only)."""
-        source = self.source
+        scheme, source = _described(self.source, self.layer)
         return {
             "id": self.id,
             "subject": self.subject,
-            "scheme": self.layer.scheme.value,
+            "scheme": scheme,
             "projection": self.projection.value,
             "layer": self.layer.name,
-            "source": (
-                f"SmolLM2-135M-Instruct, ModelOpt export{', trimmed' if source.trimmed else ''}"
-                if isinstance(source, RealSource)
-                else f"synthetic, seed {source.seed}"
-            ),
+            "source": source,
             "logical_widths": list(self.layer.logical_widths),
             "padded_width": self.layer.padded_width,
             "k": self.layer.logical_k,
@@ -171,6 +206,43 @@ class CaseSpec:
             "out_dtype": self.layer.out_dtype,
             "bias": self.layer.bias,
             "kernel": self.kernel,
+            "daemon_kernel": self.daemon_kernel or self.kernel,
             "transport": self.transport,
+            "fallback_allowed": self.fallback_allowed,
             "expected": self.expected.value,
         }
+
+
+def _origin(source: Source, layer: LayerSpec) -> list[str]:
+    match source:
+        case RealSource():
+            return ["smollm2", layer.scheme.value]
+        case SyntheticSource():
+            return ["synthetic", layer.scheme.value]
+        case ForeignSource(quant_algo=algo, mixed=mixed):
+            # Ids are lower-case, so the spelling needs a word of its own.
+            spelling = "lower-case" if algo and algo.islower() else ""
+            return ["foreign", "mixed" if mixed else "", algo or "null", spelling]
+
+
+def _scales(source: Source, layer: LayerSpec, kind: ProjectionKind) -> list[str]:
+    if not isinstance(source, SyntheticSource):
+        return []
+    if kind in (ProjectionKind.QKV, ProjectionKind.GATE_UP) and len(layer.projections) == 1:
+        return ["fused-on-disk"]
+    # A single per-tensor scale is neither equal nor unequal to another.
+    comparable = layer.scheme is not Scheme.FP8 or len(layer.projections) > 1
+    return ["equal" if source.equal_scales else "unequal"] if comparable else []
+
+
+def _described(source: Source, layer: LayerSpec) -> tuple[str, str]:
+    """The scheme that the checkpoint names, and where the checkpoint comes from."""
+    match source:
+        case RealSource(trimmed=trimmed):
+            cut = ", trimmed" if trimmed else ""
+            return layer.scheme.value, f"SmolLM2-135M-Instruct, ModelOpt export{cut}"
+        case SyntheticSource(seed=seed, equal_scales=equal):
+            return layer.scheme.value, f"synthetic, seed {seed}, {'equal' if equal else 'unequal'} scales"
+        case ForeignSource(seed=seed, quant_algo=algo, mixed=mixed):
+            named = f"MIXED_PRECISION with {algo}" if mixed else algo or "null"
+            return named, f"synthetic, seed {seed}, config names {named}"

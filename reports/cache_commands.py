@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,10 +18,12 @@ from loadproof.harness.cache.key import make_key
 from loadproof.harness.cache.manifest import Entry
 from loadproof.harness.cache.socket_path import check_length
 from loadproof.harness.checkpoint import strict_json
-from loadproof.harness.checkpoint.config import CONFIG, read_quantization, scheme_of
-from loadproof.harness.checkpoint.digest import sidecar_digest
-from loadproof.harness.checkpoint.layers import discover_layers
+from loadproof.harness.checkpoint.config import CONFIG, read_quantization
+from loadproof.harness.checkpoint.digest import config_digests, sidecar_digest
+from loadproof.harness.checkpoint.discovery import discover_layers
 from loadproof.harness.checkpoint.reader import CheckpointReader
+from loadproof.harness.checkpoint.schemes import SchemePlan
+from loadproof.harness.checkpoint.unused import unused_tensors
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import (
     ConfigError,
@@ -39,6 +41,7 @@ from .text import one_line
 
 DTYPES = ("bfloat16", "float16")
 SHOWN_DIGITS = 12
+SHOWN_NAMES = 3
 
 Checkpoint = Annotated[Path, typer.Argument(help="Folder of a ModelOpt FP8 checkpoint.")]
 Socket = Annotated[
@@ -68,9 +71,11 @@ def daemon(
     """Load a checkpoint's FP8 layers once and serve their memory until SIGTERM or Ctrl-C."""
     with _errors_typed(socket), _signals_stop():
         _require_usable(transport, kernel, socket)
+        layers = _discovered(checkpoint)
+        _say_what_is_left_out(checkpoint, layers)
         job = DaemonJob(
             checkpoint=checkpoint,
-            layers=tuple(_discovered(checkpoint)),
+            layers=tuple(layers),
             socket=socket,
             transport=transport,
             kernel=kernel,
@@ -220,9 +225,11 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _discovered(checkpoint: Path) -> list[LayerSpec]:
-    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
+    config = read_quantization(checkpoint)
+    # Refused before a weight file is opened.
+    SchemePlan(config, checkpoint).require_supported()
     with CheckpointReader(checkpoint) as reader:
-        layers = discover_layers(reader, scheme, _out_dtype(checkpoint))
+        layers = discover_layers(reader, config, _out_dtype(checkpoint))
     if not layers:
         raise MissingTensor(
             checkpoint,
@@ -231,6 +238,21 @@ def _discovered(checkpoint: Path) -> list[LayerSpec]:
             remedy="Name a checkpoint whose weights are quantised.",
         )
     return layers
+
+
+def _say_what_is_left_out(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+    with CheckpointReader(checkpoint) as reader:
+        unused, ignored = unused_tensors(reader, layers), reader.ignored_files
+    # What nothing reads comes first, since a reader of this line sees only the beginning.
+    tensors = [*unused.unread, *unused.kv_scales, *unused.unquantised]
+    if tensors:
+        typer.echo(f"{len(tensors)} tensors are not part of any quantised layer: {_first(tensors)}", err=True)
+    if ignored:
+        typer.echo(f"{len(ignored)} weight files are not named by the index: {_first(ignored)}", err=True)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*map(one_line, names[:SHOWN_NAMES]), *(["…"] if len(names) > SHOWN_NAMES else [])])
 
 
 def _out_dtype(checkpoint: Path) -> str:
@@ -255,8 +277,8 @@ def _out_dtype(checkpoint: Path) -> str:
 
 def _layers_of(checkpoint: Path, content: str) -> list[LayerSpec]:
     """As `_discovered`, remembered by content: an engine that attaches reads no header either."""
-    scheme = scheme_of(read_quantization(checkpoint), checkpoint)
-    asked = json.dumps([content, scheme.value, _out_dtype(checkpoint)])
+    SchemePlan(read_quantization(checkpoint), checkpoint).require_supported()
+    asked = json.dumps([content, config_digests(checkpoint), _out_dtype(checkpoint)])
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     file = Path(root) / "loadproof" / "layers" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     try:

@@ -46,7 +46,7 @@ def escape(text: str) -> str:
 def _summary(run: Run) -> str:
     record, counts = run.record, run.record.counts
     facts = [
-        f"**VERIFIED {counts.verified}/{counts.planned}**",
+        f"**VERIFIED {counts.verified}/{counts.to_verify}**",
         f"failed {counts.failed}",
         f"incomplete {counts.incomplete}",
         f"refused as expected {counts.refused_as_expected}",

@@ -6,11 +6,11 @@ from loadproof.harness.record import RunRecord, Verdict
 CPU_ONLY = "CPU DEFAULT ONLY"
 
 CLAIM = (
-    "In this run, on this host, for the listed cases: outputs of the four load paths are byte-identical; "
+    "In this run, on this host, for the cases that PASS: outputs of the four load paths are byte-identical; "
     "the two attach paths map the daemon's allocations; the bytes of shared weights are unchanged at the end."
 )
 EXPECTED_REFUSALS = (
-    "Cases marked as expected to be REFUSED were declined by name; nothing was computed in them."
+    "Routes that were expected to be REFUSED were declined by name, before anything was loaded on them."
 )
 
 NON_CLAIMS = (
@@ -49,7 +49,9 @@ def claims(record: RunRecord) -> tuple[str, ...]:
     """What the run shows; nothing unless it is EQUIVALENT."""
     if record.verdict is not Verdict.EQUIVALENT:
         return (f"None: the run is {verdict_words(record)}.",)
-    return (CLAIM, EXPECTED_REFUSALS) if record.counts.refused_as_expected else (CLAIM,)
+    counts = record.counts
+    made = ((CLAIM, counts.verified), (EXPECTED_REFUSALS, counts.refused_as_expected))
+    return tuple(claim for claim, cases in made if cases)
 
 
 def symbol(outcome: Outcome) -> str:

@@ -40,12 +40,17 @@ class _EveryCheck:
 
 @pytest.mark.loadproof_cases("synthetic-layers")
 class TestSyntheticLayers(_EveryCheck):
-    """Seeded layers with unequal scales, aligned and padded."""
+    """Every kind, padding and relation of scales, with and without bias, in both output dtypes."""
+
+
+@pytest.mark.loadproof_cases("corner-layers")
+class TestCornerLayers(_EveryCheck):
+    """Sizes of zero and one, a square weight, and projections fused on disk."""
 
 
 @pytest.mark.loadproof_cases("real-layers")
 class TestRealLayers(_EveryCheck):
-    """Layer 0 of SmolLM2's real ModelOpt exports, whole and trimmed."""
+    """Layer 0 of SmolLM2's real ModelOpt exports, all four kinds, whole and trimmed."""
 
 
 def _assert_passes(four_way: FourWay, name: str) -> None:

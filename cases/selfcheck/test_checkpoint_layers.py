@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadproof.harness.checkpoint.layers import checked_projections, discover_layers, tensor_names
-from loadproof.harness.checkpoint.reader import CheckpointReader
+from loadproof.harness.checkpoint.layers import checked_projections, tensor_names
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
-from loadproof.harness.errors import BadScale, MissingTensor, WrongTensor
+from loadproof.harness.errors import BadScale, CheckpointError, MissingTensor, WrongTensor
+from loadproof.harness.loaders import read_layers
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 
 ORIGIN = Path("/some/checkpoint")
@@ -91,18 +91,109 @@ def test_a_missing_tensor_is_named(projection: str, suffix: str) -> None:
         checked_projections(PER_TENSOR, tensors, ORIGIN)
 
 
-@pytest.mark.parametrize(
-    ("layer", "stored", "normalised"),
-    [(PER_TENSOR, (1,), ()), (PER_CHANNEL, (8, 1), (8,))],
-    ids=["per-tensor", "per-channel"],
-)
-def test_scale_shapes_are_normalised(
-    layer: LayerSpec, stored: tuple[int, ...], normalised: tuple[int, ...]
+def plain(scheme: Scheme, width: int) -> LayerSpec:
+    """One projection."""
+    name = f"{ATTENTION}.o_proj"
+    projections = (Projection(name=name, logical_width=width),)
+    return LayerSpec(name=name, scheme=scheme, projections=projections, logical_k=6)
+
+
+SHAPES = [
+    # One channel is not one tensor: its scale stays a row of one, and a scalar is refused.
+    (Scheme.FP8, 17, (), ()),
+    (Scheme.FP8, 17, (1,), ()),
+    (Scheme.FP8, 17, (1, 1), None),
+    (Scheme.FP8, 17, (17,), None),
+    (Scheme.FP8, 1, (), ()),
+    (Scheme.FP8, 1, (1,), ()),
+    (Scheme.FP8, 1, (1, 1), None),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 17, (17,), (17,)),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 17, (17, 1), (17,)),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 17, (1, 17), None),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 17, (1,), None),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 17, (), None),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 1, (1,), (1,)),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 1, (1, 1), (1,)),
+    (Scheme.FP8_PER_CHANNEL_PER_TOKEN, 1, (), None),
+]
+
+
+@pytest.mark.parametrize(("scheme", "width", "stored", "normalised"), SHAPES)
+def test_scale_shapes_are_normalised_or_refused(
+    scheme: Scheme, width: int, stored: tuple[int, ...], normalised: tuple[int, ...] | None
 ) -> None:
+    layer = plain(scheme, width)
     tensors = synthetic_tensors(layer, 0, False)
-    name = f"{ATTENTION}.q_proj.weight_scale"
-    tensors[name] = tensors[name].reshape(stored)
-    assert checked_projections(layer, tensors, ORIGIN)[0].weight_scale.shape == normalised
+    values = torch.arange(1.0, 1.0 + math.prod(stored))
+    tensors[f"{layer.name}.weight_scale"] = values.reshape(stored)
+    if normalised is None:
+        with pytest.raises(WrongTensor, match=r"o_proj\.weight_scale"):
+            checked_projections(layer, tensors, ORIGIN)
+    else:
+        (checked,) = checked_projections(layer, tensors, ORIGIN)
+        assert checked.weight_scale.shape == normalised
+        assert checked.weight_scale.reshape(-1).tolist() == values.tolist()
+
+
+SPELLINGS = {
+    "per-tensor": (PER_TENSOR, ("weight_scale", "input_scale"), (1,)),
+    "per-channel": (PER_CHANNEL, ("weight_scale",), (-1, 1)),
+}
+
+
+@pytest.mark.parametrize(("layer", "suffixes", "shape"), SPELLINGS.values(), ids=SPELLINGS)
+def test_both_spellings_of_scales_give_the_same_bytes(
+    layer: LayerSpec, suffixes: tuple[str, ...], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    tensors = synthetic_tensors(layer, 5, False)
+    scales = [f"{p.name}.{suffix}" for p in layer.projections for suffix in suffixes]
+    respelled = {**tensors, **{name: tensors[name].reshape(shape) for name in scales}}
+    loaded = []
+    for folder, stored in {"one": tensors, "other": respelled}.items():
+        write_checkpoint(tmp_path / folder, stored, layer.scheme)
+        loaded.append(read_layers(tmp_path / folder, [layer]).layers[0].tensors)
+    assert loaded[0].keys() == loaded[1].keys()
+    for name, tensor in loaded[0].items():
+        assert tensor.shape == loaded[1][name].shape
+        ours, theirs = (t[name].contiguous().reshape(-1).view(torch.uint8) for t in loaded)
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "input_scale"])
+@pytest.mark.parametrize("projection", ["q_proj", "k_proj", "v_proj"])
+def test_a_scale_missing_on_disk_is_named_and_never_dynamic(
+    projection: str, suffix: str, tmp_path: Path
+) -> None:
+    tensors = synthetic_tensors(PER_TENSOR, 0, False)
+    del tensors[f"{ATTENTION}.{projection}.{suffix}"]
+    write_checkpoint(tmp_path, tensors, Scheme.FP8)
+    with pytest.raises(MissingTensor, match=rf"{projection}\.{suffix}:"):
+        read_layers(tmp_path, [PER_TENSOR])
+
+
+@pytest.mark.parametrize("scheme", list(Scheme), ids=str)
+@pytest.mark.parametrize("nan_weights", [True, False], ids=["nan-bytes", "zero-bytes"])
+def test_an_exported_layer_of_zeros_is_refused(nan_weights: bool, scheme: Scheme, tmp_path: Path) -> None:
+    # ModelOpt divides by the largest magnitude: scale 0.0, and 0 / 0 for each weight.
+    layer = plain(scheme, 4)
+    tensors = synthetic_tensors(layer, 0, False)
+    byte = 0x7F if nan_weights else 0
+    zeros = torch.full((4, 6), byte, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    tensors[f"{layer.name}.weight"] = zeros
+    tensors[f"{layer.name}.weight_scale"].zero_()
+    write_checkpoint(tmp_path, tensors, scheme)
+    with pytest.raises(CheckpointError) as caught:
+        read_layers(tmp_path, [layer])
+    error, tensor = (WrongTensor, "weight") if nan_weights else (BadScale, "weight_scale")
+    assert type(caught.value) is error
+    assert caught.value.where == f"{tmp_path}: {layer.name}.{tensor}"
+
+
+def test_an_unquantised_weight_that_is_not_excluded_is_not_loaded(tmp_path: Path) -> None:
+    layer = plain(Scheme.FP8, 4)
+    write_checkpoint(tmp_path, {f"{layer.name}.weight": torch.ones(4, 6, dtype=torch.bfloat16)}, Scheme.FP8)
+    with pytest.raises(MissingTensor, match=r"o_proj\.weight_scale"):
+        read_layers(tmp_path, [layer])
 
 
 def test_synthetic_tensors_are_the_layers_and_usable() -> None:
@@ -131,25 +222,3 @@ def test_the_largest_synthetic_input_scale_is_not_the_first() -> None:
 def test_synthetic_weight_scales_are_equal_on_request(equal: bool, distinct: int) -> None:
     checked = checked_projections(PER_TENSOR, synthetic_tensors(PER_TENSOR, 0, equal), ORIGIN)
     assert len({float(p.weight_scale) for p in checked}) == distinct
-
-
-def test_discovery_finds_the_layer_that_was_written(tmp_path: Path) -> None:
-    layer = qkv(Scheme.FP8, bias=True)
-    write_checkpoint(tmp_path, synthetic_tensors(layer, 0, False), Scheme.FP8)
-    with CheckpointReader(tmp_path) as reader:
-        assert discover_layers(reader, Scheme.FP8) == [layer]
-
-
-@pytest.mark.parametrize("dropped", ["q_proj", "k_proj", "v_proj"])
-def test_discovery_refuses_a_partial_qkv(dropped: str, tmp_path: Path) -> None:
-    tensors = synthetic_tensors(PER_TENSOR, 0, False)
-    kept = {name: tensor for name, tensor in tensors.items() if dropped not in name}
-    write_checkpoint(tmp_path, kept, Scheme.FP8)
-    with CheckpointReader(tmp_path) as reader, pytest.raises(WrongTensor, match=dropped):
-        discover_layers(reader, Scheme.FP8)
-
-
-def test_discovery_refuses_another_float8(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, {"a.o_proj.weight": torch.zeros(4, 4).to(torch.float8_e5m2)}, Scheme.FP8)
-    with CheckpointReader(tmp_path) as reader, pytest.raises(WrongTensor, match="F8_E5M2"):
-        discover_layers(reader, Scheme.FP8)

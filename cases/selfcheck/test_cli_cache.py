@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
@@ -42,9 +43,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(checkpoint: Path, path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def started(
+    checkpoint: Path, path: Path, stderr: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     command = [*COMMAND, "daemon", str(checkpoint), "--socket", str(path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             assert process.stdout is not None
             assert select.select([process.stdout], [], [], READY_SECONDS)[0], "not ready"
@@ -75,6 +78,53 @@ def test_ready_line_says_what_is_served(checkpoint: Path, path: Path) -> None:
             "layers": 1,
             "content": content_digest(checkpoint),
         }
+
+
+def test_daemon_says_what_no_layer_uses(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "more"
+    tensors = synthetic_tensors(LAYER, 3, False)
+    # What nothing reads comes first; the newline shows that no name breaks the line.
+    tensors |= {f"{name}.weight": torch.ones(2) for name in ("model.norm", "a", "b\nc")}
+    tensors["model.layers.0.self_attn.q_proj.pre_quant_scale"] = torch.ones(2)
+    write_checkpoint(folder, tensors, Scheme.FP8)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(tensors, "model.safetensors")})
+    )
+    (folder / "stale.safetensors").write_bytes(b"")
+    with started(folder, path, stderr=subprocess.PIPE) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        said = process.stderr.read().splitlines()
+    assert said == [
+        "4 tensors are not part of any quantised layer: "
+        "model.layers.0.self_attn.q_proj.pre_quant_scale, a.weight, b c.weight, …",
+        "1 weight files are not named by the index: stale.safetensors",
+    ]
+
+
+def test_daemon_that_uses_every_tensor_says_nothing(checkpoint: Path, path: Path) -> None:
+    with started(checkpoint, path, stderr=subprocess.PIPE) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("command", ["daemon", "attach"])
+def test_refused_scheme_is_one_line(command: str, path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "refused"
+    write_checkpoint(folder, synthetic_tensors(LAYER, 3, False), "nvfp4")
+    options = [command, str(folder), "--socket", str(path)]
+    result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60)
+    assert_one_line(result, 2, "found quant_algo 'nvfp4'")
+
+
+def test_attach_forgets_its_layers_when_a_config_changes(checkpoint: Path, path: Path) -> None:
+    with started(checkpoint, path):
+        assert attach(checkpoint, path).returncode == 0
+        file = checkpoint / "hf_quant_config.json"
+        file.write_text(file.read_text().replace("[]", '["*.qkv_proj"]'))
+        (checkpoint / "config.json").unlink()
+        assert_one_line(attach(checkpoint, path), 2, "excluded by '*.qkv_proj'")
 
 
 def test_attach_verifies_every_tensor(checkpoint: Path, path: Path) -> None:

@@ -1,13 +1,15 @@
 """Detection power: each planted defect is caught by its own check, with its own word."""
 
+import dataclasses
 import errno
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from loadproof.fixtures.run import Run
-from loadproof.harness import runner
+from loadproof.harness import proof, runner
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import OutputUnwritable
@@ -15,10 +17,43 @@ from loadproof.harness.matrix import layer_spec
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import ProofRequest, Prover
 from loadproof.harness.record import CaseRecord
-from loadproof.harness.spec import CaseSpec, ProjectionKind, Scheme, SyntheticSource
+from loadproof.harness.spec import (
+    CaseSpec,
+    ForeignSource,
+    ProjectionKind,
+    Refusal,
+    Scheme,
+    SyntheticSource,
+)
 
-PER_CHANNEL = {"channel-scales-padded-with-zero"}
-"""Defects that only this scheme can have; the others are planted under FP8."""
+QKV = ProjectionKind.QKV
+WIDTHS, K = (43, 17, 9), 48
+
+
+def refused_case(error: str, *names: str, every_route: bool = False, **fields: str) -> CaseSpec:
+    refusal = Refusal(error=error, names=names, every_route=every_route)
+    return dataclasses.replace(case_for("none"), refusal=refusal, **fields)
+
+
+def case_for(defect: str | None) -> CaseSpec:
+    """The case in which a defect can happen: of the scheme that has it, or of one that must be refused."""
+    scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect == "channel-scales-padded-with-zero" else Scheme.FP8
+    layer = layer_spec(QKV, scheme, WIDTHS, K)
+    if defect in ("refused-scheme-loaded", "refusal-after-reading", "refusal-without-a-name"):
+        refused = refused_case("RefusedScheme", layer.name, "NVFP4", every_route=True)
+        return dataclasses.replace(refused, source=ForeignSource(seed=3, quant_algo="NVFP4"))
+    if defect == "undeclared-backend-attaches":
+        return refused_case("RefusedKernel", layer.name, kernel="torch-scaled-mm")
+    if defect in ("key-mismatch-hidden-by-fallback", "key-mismatch-without-fields"):
+        return refused_case("KeyMismatch", "kernel:", daemon_kernel="torch-scaled-mm")
+    return CaseSpec(
+        layer=layer,
+        projection=QKV,
+        source=SyntheticSource(seed=3),
+        transport="memfd-writable",
+        m_values=(1, 2, 17),
+    )
+
 
 # name -> (check, verdict), spelled out: the table in the library must agree with it.
 CAUGHT = {
@@ -45,18 +80,28 @@ CAUGHT = {
     "escaped-exception": ("outputs_exact", "CRASHED"),
     "death-after-the-end": ("capability", "CRASHED"),
     "empty-tensor-list": ("contents_preserved", "INCOMPLETE"),
+    "refused-scheme-loaded": ("capability", "WRONG_ROUTE"),
+    "undeclared-backend-attaches": ("capability", "WRONG_ROUTE"),
+    "key-mismatch-hidden-by-fallback": ("capability", "INFRA"),
+    "refusal-after-reading": ("capability", "WRONG_ROUTE"),
+    "refusal-without-a-name": ("capability", "INCOMPLETE"),
+    "key-mismatch-without-fields": ("capability", "INCOMPLETE"),
 }
 
 
-def prove(prover: Prover, folder: Path, defect: str | None, transport: str = "memfd-writable") -> CaseRecord:
-    scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect in PER_CHANNEL else Scheme.FP8
-    layer = layer_spec(ProjectionKind.QKV, scheme, (43, 17, 9), 48)
-    source = SyntheticSource(seed=3)
-    case = CaseSpec(
-        layer=layer, projection=ProjectionKind.QKV, source=source, transport=transport, m_values=(1, 2, 17)
-    )
+def prove(
+    prover: Prover,
+    folder: Path,
+    defect: str | None,
+    *,
+    case: CaseSpec | None = None,
+    transport: str = "memfd-writable",
+    spoiled: dict[str, torch.Tensor] | None = None,
+) -> CaseRecord:
+    case = dataclasses.replace(case or case_for(defect), transport=transport)
     checkpoint = folder / "checkpoint"
-    write_checkpoint(checkpoint, synthetic_tensors(layer, source.seed, False), scheme)
+    algo = case.source.quant_algo if isinstance(case.source, ForeignSource) else case.layer.scheme
+    write_checkpoint(checkpoint, synthetic_tensors(case.layer, 3, False) | (spoiled or {}), algo)
     request = ProofRequest(
         case=case,
         checkpoint=checkpoint,
@@ -94,6 +139,30 @@ def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defec
 def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path) -> None:
     record = prove(prover, tmp_path, None)
     assert {c.name: c.verdict.value for c in record.checks if c.verdict is not Outcome.PASS} == {}
+
+
+@pytest.mark.parametrize("defect", [name for name in CAUGHT if case_for(name).refusal])
+def test_the_same_refusal_without_a_defect_holds(prover: Prover, tmp_path: Path, defect: str) -> None:
+    record = prove(prover, tmp_path, None, case=case_for(defect))
+    assert record.holds, [(c.name, c.verdict, c.detail) for c in record.checks]
+    assert record.verdict is Outcome.REFUSED
+
+
+def test_checkpoint_that_changes_under_the_routes_voids_the_case_and_keeps_what_was_seen(
+    prover: Prover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "content_digest", lambda path: "another")
+    record = prove(prover, tmp_path, None)
+    assert {check.verdict for check in record.checks} == {Outcome.INFRA}
+    assert all("as before the first route" in check.detail for check in record.checks)
+    assert all(route.outputs for route in record.routes.values())
+
+
+def test_checkpoint_that_cannot_be_used_is_a_verdict_and_not_a_crash(prover: Prover, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.v_proj.weight_scale"
+    record = prove(prover, tmp_path, None, spoiled={name: torch.tensor(float("nan"))})
+    assert {check.verdict for check in record.checks} == {Outcome.INFRA}
+    assert all(name in check.detail for check in record.checks)
 
 
 def test_store_into_sealed_memory_crashes_and_names_the_signal(prover: Prover, tmp_path: Path) -> None:

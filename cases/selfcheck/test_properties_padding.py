@@ -82,7 +82,7 @@ def test_padded_layer_computes_what_the_unpadded_numbers_give(drawn: Drawn, m: i
     processed = processed_of(drawn)
     x = torch.from_numpy(np.random.default_rng(seed).normal(size=(m, layer.logical_k)) * 4)
     x = x.to(getattr(torch, layer.out_dtype))
-    linear = FusedFp8Linear(processed, ReferenceKernel(), preprocessed=False)
+    linear = FusedFp8Linear(processed, ReferenceKernel())
     out = linear.multiply(*linear.quantize(x))
     assert (tuple(out.shape), out.is_contiguous()) == ((m, layer.logical_width), True)
     wanted = unpadded(layer, processed, x)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
-from loadproof.reports import cli
+from loadproof.harness.record import Counts
+from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
 from loadproof.reports.markdown import LIMIT_BYTES, render_markdown
-from loadproof.reports.wording import NON_CLAIMS
+from loadproof.reports.wording import CLAIM, EXPECTED_REFUSALS, NON_CLAIMS
 
 HOSTILE = "</details>```<img src=x onerror=alert(1)> | a | [x](javascript:1) @all\n# h"
 
@@ -26,6 +27,18 @@ def test_verdict_scope_and_non_claims_are_stated() -> None:
     assert "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |" in markdown
     assert "./validate --loadproof-device cpu" in markdown
     assert all(line in markdown for line in NON_CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("verified", "refused", "claims"),
+    [(2, 0, (CLAIM,)), (1, 1, (CLAIM, EXPECTED_REFUSALS)), (0, 2, (EXPECTED_REFUSALS,))],
+)
+def test_only_what_was_shown_is_claimed(verified: int, refused: int, claims: tuple[str, ...]) -> None:
+    counts = Counts(planned=2, verified=verified, refused_as_expected=refused, failed=0, incomplete=0)
+    run = run_of(case_record("a"), case_record("b"), counts=counts)
+    assert wording.claims(run.record) == claims
+    assert f"**VERIFIED {verified}/{verified}**" in render_markdown(run)
+    assert f"refused as expected {refused}" in render_markdown(run)
 
 
 def test_failures_come_first_and_losses_are_shown() -> None:

@@ -41,14 +41,3 @@ def test_collection_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "STATUS 0 False"
-
-
-def test_case_ids_are_unique_lower_case_ascii() -> None:
-    from loadproof.harness.matrix import GROUPS
-
-    ids = [case.id for group in GROUPS.values() for case in group()]
-    assert len(ids) == len(set(ids)) == 32
-    for case_id in ids:
-        assert case_id.isascii()
-        assert case_id == case_id.lower()
-        assert set(case_id) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")

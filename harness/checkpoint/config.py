@@ -1,45 +1,44 @@
-"""The two ModelOpt config files, and the scheme they name."""
+"""The two ModelOpt config files: what each of them says, and that they agree."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, RefusedScheme
-from ..spec import Scheme
+from ..errors import ConfigError
 from . import strict_json
 from .header import shown
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 CONFIG = "config.json"
-REFUSED = {
-    "FP8_PB_WO": "block-scaled FP8",
-    "NVFP4": "4-bit weights and activations",
-    "W4A16_NVFP4": "4-bit weights",
-    "MXFP8": "block-scaled FP8",
-    "MIXED_PRECISION": "a scheme of its own for each layer",
-}
-"""Schemes that are known and refused; all others are refused as unknown."""
+EXCLUSION_KEYS = ("exclude_modules", "ignore")
+"""ModelOpt writes the first into `hf_quant_config.json`; `config.json` has either, by ModelOpt's version."""
+FP8_KV_CACHE = {"type": "float", "num_bits": 8}
+"""What `kv_cache_scheme` of `config.json` says for a `kv_cache_quant_algo` of FP8."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """What both files agree on."""
+    """What both files agree on. Names of algorithms are as written; only their case never matters."""
 
     quant_algo: str | None
-    """As written, lower case included; None where it is null or absent."""
+    """None where it is null or absent."""
     excluded: tuple[str, ...]
-    """Module patterns that are not quantised, sorted."""
+    """Module entries that are not quantised, sorted; see `exclusions` for what they match."""
     kv_cache_quant_algo: str | None
     producer: str
     """Name and version, e.g. `modelopt 0.47.0`; `unknown` where it is not said."""
+    quantized_layers: dict[str, str | None] | None = None
+    """Module path to its quant_algo, None where it has none; {} where this is no object; None if absent."""
 
 
 def read_quantization(path: Path) -> QuantizationConfig:
     """Read `hf_quant_config.json` and the `quantization_config` of `config.json`; opens no weight file.
 
+    A KV-cache algorithm and `quantized_layers` may be said by one file only: older exports leave them out
+    of `config.json`.
+
     Raises:
-        ConfigError: neither says anything, one is unusable, or they contradict each other in the
-            quant_algo or in the excluded modules.
+        ConfigError: neither says anything, one is unusable, or they contradict each other.
     """
     nested, flat = _nested(path), _flat(path)
     if nested is None or flat is None:
@@ -47,42 +46,47 @@ def read_quantization(path: Path) -> QuantizationConfig:
         if found is None:
             raise _error(path, f"{HF_QUANT_CONFIG}, or quantization_config in {CONFIG}", "neither")
         return found
-    for field in ("quant_algo", "excluded"):
+    for field in ("quant_algo", "excluded", "kv_cache_quant_algo", "quantized_layers"):
         ours, theirs = getattr(nested, field), getattr(flat, field)
-        if ours != theirs:
-            raise _error(
-                path, f"one {field} in both configs", f"{ours!r} in {HF_QUANT_CONFIG}, {theirs!r} in {CONFIG}"
-            )
-    return nested
-
-
-def scheme_of(config: QuantizationConfig, path: Path) -> Scheme:
-    """The scheme that the quant_algo alone, spelled exactly, decides; `path` is for the message.
-
-    Raises:
-        RefusedScheme: any other quant_algo; never loaded as something else.
-    """
-    algo = config.quant_algo
-    if algo is not None and algo in {scheme.value for scheme in Scheme}:
-        return Scheme(algo)
-    meaning = REFUSED.get(algo.upper(), "not a scheme known here") if algo is not None else "nothing is named"
-    raise RefusedScheme(
-        path,
-        expected=f"quant_algo {' or '.join(scheme.value for scheme in Scheme)}",
-        found=f"quant_algo {'null' if algo is None else repr(algo)} ({meaning})",
-        remedy="Export the checkpoint in a supported scheme.",
+        unsaid = field in ("kv_cache_quant_algo", "quantized_layers") and None in (ours, theirs)
+        if not unsaid and _differ(ours, theirs):
+            both = f"{_beyond(ours, theirs)} in {HF_QUANT_CONFIG}, {_beyond(theirs, ours)} in {CONFIG}"
+            raise _error(path, f"one {field} in both configs", both)
+    return QuantizationConfig(
+        quant_algo=nested.quant_algo,
+        excluded=nested.excluded,
+        kv_cache_quant_algo=nested.kv_cache_quant_algo or flat.kv_cache_quant_algo,
+        producer=nested.producer,
+        quantized_layers=nested.quantized_layers or flat.quantized_layers,
     )
+
+
+def _differ(ours: object, theirs: object) -> bool:
+    return _upper(ours) != _upper(theirs)
+
+
+def _upper(value: object) -> object:
+    # ModelOpt writes fp8_pb_wo in lower case, and vLLM upper-cases all.
+    if isinstance(value, dict):
+        return {name: _upper(algo) for name, algo in value.items()}
+    return value.upper() if isinstance(value, str) else value
+
+
+def _beyond(value: object, other: object) -> str:
+    """The value, of a collection only what the other lacks: the whole would hide it."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        value = {
+            name: algo for name, algo in value.items() if name not in other or _differ(algo, other[name])
+        }
+    elif isinstance(value, tuple) and isinstance(other, tuple):
+        value = sorted(set(value) - set(other))
+    return shown(value)
 
 
 def _nested(path: Path) -> QuantizationConfig | None:
     file = path / HF_QUANT_CONFIG
     document = _object(file)
-    if document is None:
-        return None
-    quantization = document.get("quantization")
-    if not isinstance(quantization, dict):
-        raise _error(file, "an object `quantization`", shown(quantization))
-    return _config(quantization, "exclude_modules", document.get("producer"), file)
+    return None if document is None else _config(_section(document, file), document.get("producer"), file)
 
 
 def _flat(path: Path) -> QuantizationConfig | None:
@@ -91,23 +95,70 @@ def _flat(path: Path) -> QuantizationConfig | None:
     if quantization is None:
         return None
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if method != "modelopt":
+    if not isinstance(method, str) or not method.lower().startswith("modelopt"):
         raise _error(file, "a quantization_config with quant_method 'modelopt'", shown(method))
-    return _config(quantization, "ignore", quantization.get("producer"), file)
+    # Older exports embed the whole of hf_quant_config.json here.
+    section = _section(quantization, file) if "quantization" in quantization else quantization
+    return _config(section, quantization.get("producer"), file)
 
 
-def _config(data: dict[str, Any], exclusions: str, producer: object, file: Path) -> QuantizationConfig:
-    excluded = data.get(exclusions)
-    excluded = [] if excluded is None else excluded
-    if not isinstance(excluded, list) or not all(isinstance(name, str) for name in excluded):
-        raise _error(f"{file}: {exclusions}", "a list of strings", shown(excluded))
-    algos = [data.get("quant_algo"), data.get("kv_cache_quant_algo")]
-    for algo in algos:
-        if algo is not None and not isinstance(algo, str):
-            raise _error(file, "quant_algo and kv_cache_quant_algo: a string or null", shown(algo))
+def _section(document: dict[str, Any], file: Path) -> dict[str, Any]:
+    section = document.get("quantization")
+    if not isinstance(section, dict):
+        raise _error(file, "an object `quantization`", shown(section))
+    return section
+
+
+def _config(data: dict[str, Any], producer: object, file: Path) -> QuantizationConfig:
     named = producer if isinstance(producer, dict) else {}
     made_by = " ".join(str(named[key]) for key in ("name", "version") if key in named)
-    return QuantizationConfig(algos[0], tuple(sorted(set(excluded))), algos[1], made_by or "unknown")
+    return QuantizationConfig(
+        quant_algo=_algo(data, "quant_algo", file),
+        excluded=_excluded(data, file),
+        kv_cache_quant_algo=_kv_cache(data, file),
+        producer=made_by or "unknown",
+        quantized_layers=_quantized_layers(data),
+    )
+
+
+def _algo(data: dict[str, Any], key: str, file: Path) -> str | None:
+    algo = data.get(key)
+    if algo is not None and not isinstance(algo, str):
+        raise _error(f"{file}: {key}", "a string or null", shown(algo))
+    return algo
+
+
+def _excluded(data: dict[str, Any], file: Path) -> tuple[str, ...]:
+    said = {key: _entries(data[key], f"{file}: {key}") for key in EXCLUSION_KEYS if data.get(key) is not None}
+    if len(set(said.values())) > 1:
+        raise _error(file, f"one list of {' and '.join(EXCLUSION_KEYS)}", shown(said))
+    return next(iter(said.values()), ())
+
+
+def _entries(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise _error(where, "a list of strings", shown(value))
+    return tuple(sorted(set(value)))
+
+
+def _kv_cache(data: dict[str, Any], file: Path) -> str | None:
+    scheme = data.get("kv_cache_scheme")
+    if isinstance(scheme, dict):
+        # Another description names no algorithm that could be compared.
+        return "FP8" if FP8_KV_CACHE.items() <= scheme.items() else None
+    return _algo(data, "kv_cache_quant_algo" if scheme is None else "kv_cache_scheme", file)
+
+
+def _quantized_layers(data: dict[str, Any]) -> dict[str, str | None] | None:
+    layers = data.get("quantized_layers")
+    if layers is None:
+        return None
+    return {name: _own_algo(entry) for name, entry in layers.items()} if isinstance(layers, dict) else {}
+
+
+def _own_algo(entry: object) -> str | None:
+    algo = entry.get("quant_algo") if isinstance(entry, dict) else None
+    return algo if isinstance(algo, str) else None
 
 
 def _object(file: Path) -> dict[str, Any] | None:

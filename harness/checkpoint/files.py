@@ -23,6 +23,8 @@ class WeightFiles:
     """Content of the index file; None without one."""
     weight_map: dict[str, str] | None
     """Tensor name to file name, from the index; None without one."""
+    ignored: tuple[str, ...] = ()
+    """Further weight files in the folder, sorted, which the index does not name: never opened."""
 
 
 def open_inside(folder: Path, name: str, links_into: Path | None = None) -> int:
@@ -69,15 +71,15 @@ def weight_files(folder: Path, links_into: Path | None = None) -> WeightFiles:
             found=error.strerror,
             remedy="Name the folder that holds the *.safetensors files.",
         ) from error
-    if INDEX in listed:
-        return _indexed(folder, links_into)
     names = tuple(name for name in listed if name.endswith(SUFFIX))
+    if INDEX in listed:
+        return _indexed(folder, names, links_into)
     if not names:
         raise malformed(folder, "at least one *.safetensors file", "none")
     return WeightFiles(names, None, None)
 
 
-def _indexed(folder: Path, links_into: Path | None) -> WeightFiles:
+def _indexed(folder: Path, listed: tuple[str, ...], links_into: Path | None) -> WeightFiles:
     where = folder / INDEX
     fd = open_inside(folder, INDEX, links_into)
     try:
@@ -93,7 +95,9 @@ def _indexed(folder: Path, links_into: Path | None) -> WeightFiles:
         raise malformed(where, "an object weight_map with at least one tensor", shown(weight_map))
     for tensor, name in weight_map.items():
         _require_plain(name, f"{where}: {tensor}")
-    return WeightFiles(tuple(sorted(set(weight_map.values()))), content, weight_map)
+    named = set(weight_map.values())
+    ignored = tuple(name for name in listed if name not in named)
+    return WeightFiles(tuple(sorted(named)), content, weight_map, ignored)
 
 
 def _require_plain(name: object, where: str) -> None:

@@ -87,8 +87,9 @@ def read_header(fd: int, file: Path) -> Header:
         file: named in messages only.
 
     Raises:
-        MalformedCheckpoint: for all that safetensors rejects, and for duplicate tensors, unknown fields
-            and white space before the `{`; names the tensor where one is at fault.
+        MalformedCheckpoint: for all that safetensors rejects, and for duplicate keys, unknown fields, white
+            space before the `{`, metadata that is null, a tensor written as a list, a dtype written as an
+            object, and sizes that overflow beside a size of 0; names the tensor where one is at fault.
     """
     size = os.fstat(fd).st_size
     if size < LENGTH_BYTES:

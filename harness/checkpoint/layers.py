@@ -1,7 +1,5 @@
-"""The tensors of one fused layer: their names, checks of what was loaded, and which there are."""
+"""The tensors of one fused layer: their names, and checks of what was loaded."""
 
-import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +8,11 @@ import torch
 
 from ..errors import BadScale, MissingTensor, WrongTensor
 from ..spec import LayerSpec, Projection, Scheme
-from .reader import CheckpointReader
 
 BIAS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REMEDY = "Export the checkpoint again, or ask for the layer as the checkpoint holds it."
 NAN_CODE = 0x7F
 """E4M3 has one NaN of either sign: 0x7f and 0xff."""
-WEIGHT = ".weight"
-GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Fused name to its projections, in the order in which they are concatenated."""
-FUSED_AS = {member: fused for fused, members in GROUPS.items() for member in members}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +74,8 @@ def _checked(
     return ProjectionTensors(
         projection=projection,
         weight=_weight(*take("weight"), (width, layer.logical_k)),
-        weight_scale=_scale(*take("weight_scale"), None if per_tensor else width),
-        input_scale=_scale(*take("input_scale"), None) if per_tensor else None,
+        weight_scale=checked_scale(*take("weight_scale"), None if per_tensor else width),
+        input_scale=checked_scale(*take("input_scale"), None) if per_tensor else None,
         bias=_bias(*take("bias"), width) if layer.bias else None,
     )
 
@@ -103,8 +96,21 @@ def _weight(weight: torch.Tensor, where: str, shape: tuple[int, int]) -> torch.T
     return weight
 
 
-def _scale(scale: torch.Tensor, where: str, channels: int | None) -> torch.Tensor:
-    """Checked and reshaped: to () where `channels` is None, else to [channels]."""
+def checked_scale(scale: torch.Tensor, where: str, channels: int | None = None) -> torch.Tensor:
+    """Check a float32 scale and normalise its shape.
+
+    Args:
+        scale: () or (1,) per tensor; [channels] or [channels, 1] per channel, also of one channel.
+        where: file and tensor, for messages.
+        channels: None for a scale per tensor.
+
+    Returns:
+        () per tensor, [channels] per channel.
+
+    Raises:
+        WrongTensor: another dtype or shape.
+        BadScale: NaN, infinite, zero, negative, or too small to be inverted.
+    """
     if scale.dtype is not torch.float32:
         raise wrong(where, "dtype torch.float32", scale.dtype)
     allowed = [(), (1,)] if channels is None else [(channels,), (channels, 1)]
@@ -144,67 +150,3 @@ def _kind(value: float) -> str:
     if value == 0:
         return "zero"
     return "negative" if value < 0 else "denormal"
-
-
-def discover_layers(reader: CheckpointReader, scheme: Scheme, out_dtype: str = "bfloat16") -> list[LayerSpec]:
-    """Group the quantised weights into fused layers, `layers.2` before `layers.10`.
-
-    Quantised is a weight in any float8 dtype, and any weight with a `weight_scale` beside it.
-
-    Raises:
-        WrongTensor: a quantised weight is not E4M3 or not [N, K], or a group is incomplete (an `up_proj`
-            without any gate is plain) or of unequal K.
-    """
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for module in _quantised(reader):
-        parent, dot, leaf = module.rpartition(".")
-        groups[f"{parent}{dot}{FUSED_AS.get(leaf, leaf)}"].append(module)
-    return [_layer(name, groups[name], reader, scheme, out_dtype) for name in sorted(groups, key=_natural)]
-
-
-def _quantised(reader: CheckpointReader) -> list[str]:
-    """Module paths whose weight is quantised; raises WrongTensor for what is not E4M3 [N, K]."""
-    names = set(reader.names)
-    modules = []
-    for name in reader.names:
-        if not name.endswith(WEIGHT):
-            continue
-        entry, module = reader.entry(name), name.removesuffix(WEIGHT)
-        if not entry.dtype.startswith("F8_") and f"{module}.weight_scale" not in names:
-            continue
-        if entry.dtype != "F8_E4M3" or len(entry.shape) != 2:
-            raise wrong(f"{reader.path}: {name}", "F8_E4M3 [N, K]", f"{entry.dtype} {list(entry.shape)}")
-        modules.append(module)
-    return modules
-
-
-def _layer(
-    name: str, modules: list[str], reader: CheckpointReader, scheme: Scheme, out_dtype: str
-) -> LayerSpec:
-    parent, dot, leaf = name.rpartition(".")
-    members = [f"{parent}{dot}{member}" for member in GROUPS.get(leaf, ())]
-    if members and modules == members[1:] == [f"{parent}{dot}up_proj"] and _absent(members[0], reader):
-        name, members = members[1], []
-    if members and set(modules) != set(members):
-        missing = sorted(set(members) - set(modules))
-        raise wrong(f"{reader.path}: {name}", f"quantised {', '.join(members)}", f"not {', '.join(missing)}")
-    ordered = members or modules
-    shapes = {module: reader.entry(module + WEIGHT).shape for module in ordered}
-    if len({k for _, k in shapes.values()}) != 1:
-        raise wrong(f"{reader.path}: {name}", "one K for all projections", shapes)
-    return LayerSpec(
-        name=name,
-        scheme=scheme,
-        projections=tuple(Projection(name=m, logical_width=shapes[m][0]) for m in ordered),
-        logical_k=shapes[ordered[0]][1],
-        bias=any(f"{module}.bias" in reader.names for module in ordered),
-        out_dtype=out_dtype,
-    )
-
-
-def _absent(module: str, reader: CheckpointReader) -> bool:
-    return module + WEIGHT not in reader.names
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -68,6 +68,8 @@ class CheckpointReader:
             on_error.pop_all()
         self.names = tuple(sorted(self._homes))
         """Every tensor of the checkpoint, sorted."""
+        self.ignored_files = self._files.ignored
+        """Weight files in the folder that the index does not name; not part of the checkpoint."""
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -85,6 +87,10 @@ class CheckpointReader:
     def entry(self, name: str) -> Entry:
         """Dtype, shape and place of a tensor; raises MissingTensor."""
         return self._headers[self._home(name)].entries[name]
+
+    def holds(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor."""
+        return name in self._homes
 
     def load(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Read tensors into memory of their own.

@@ -23,7 +23,11 @@ LARGEST_E4M3 = 448.0
 
 
 def write_checkpoint(
-    path: Path, tensors: Mapping[str, torch.Tensor], scheme: Scheme | str, excluded: Sequence[str] = ()
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    scheme: Scheme | str | None,
+    excluded: Sequence[str] = (),
+    quantized_layers: Mapping[str, str] | None = None,
 ) -> None:
     """Write a folder with `model.safetensors` and both config files.
 
@@ -32,12 +36,15 @@ def write_checkpoint(
         tensors: by checkpoint name.
         scheme: the quant_algo, written as it is.
         excluded: module patterns that are not quantised.
+        quantized_layers: module path to quant_algo, for MIXED_PRECISION.
 
     Raises:
         OutputUnwritable: the folder cannot be made or written.
     """
     _save(path, tensors)
-    _save_configs(path, str(scheme), list(excluded))
+    algo = None if scheme is None else str(scheme)
+    layers = {} if quantized_layers is None else {"quantized_layers": _named(quantized_layers)}
+    _save_configs(path, algo, list(excluded), layers)
 
 
 def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[str, torch.Tensor]:
@@ -46,7 +53,7 @@ def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[s
     Args:
         layer: shapes, scheme and bias.
         seed: of a generator of its own.
-        equal_scales: give all projections one per-tensor weight scale.
+        equal_scales: give all projections, or all channels, one weight scale.
 
     Returns:
         By checkpoint name: `weight` float8_e4m3fn [N, K]; `weight_scale` float32, () or [N]; for FP8
@@ -61,7 +68,8 @@ def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[s
         if layer.scheme is Scheme.FP8:
             tensors[f"{projection.name}.input_scale"] = torch.tensor(0.005 * (1 + 0.37 * i))
         else:
-            scale = torch.empty(n).uniform_(0.002, 0.02, generator=generator)
+            unequal = torch.empty(n).uniform_(0.002, 0.02, generator=generator)
+            scale = torch.full((n,), 0.004) if equal_scales else unequal
         values = torch.randn(n, layer.logical_k, generator=generator) * 150
         # Quantised range: a deviation of 150 lets some weights reach the clamp.
         quantised = values.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
@@ -75,11 +83,12 @@ def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[s
 def extract_layer(source: Path, target: Path, layer: LayerSpec) -> None:
     """Write a checkpoint with only this layer of a real export; configs are copied.
 
-    Rows beyond each projection's logical_width are cut off, of weight, channel scales and bias alike.
+    Rows beyond each projection's logical_width are cut off, of weight, channel scales and bias alike, and
+    so are the weight's columns beyond the layer's logical_k.
 
     Raises:
         MissingTensor: `source` lacks a tensor of the layer.
-        WrongTensor: a weight has fewer rows than asked, or another K.
+        WrongTensor: a weight has fewer rows or columns than asked.
         OutputUnwritable: `target` cannot be written.
     """
     with CheckpointReader(source) as reader:
@@ -97,10 +106,11 @@ def extract_layer(source: Path, target: Path, layer: LayerSpec) -> None:
 
 def _trim(tensors: dict[str, torch.Tensor], module: str, width: int, k: int, source: Path) -> None:
     weight = tensors[f"{module}.weight"]
-    if weight.dim() != 2 or weight.shape[0] < width or weight.shape[1] != k:
-        raise wrong(f"{source}: {module}.weight", f"[at least {width}, {k}]", list(weight.shape))
+    if weight.dim() != 2 or weight.shape[0] < width or weight.shape[1] < k:
+        raise wrong(f"{source}: {module}.weight", f"[at least {width}, at least {k}]", list(weight.shape))
     rows = weight.shape[0]
-    for suffix in ("weight", "weight_scale", "bias"):
+    tensors[f"{module}.weight"] = weight[:width, :k].clone()
+    for suffix in ("weight_scale", "bias"):
         name = f"{module}.{suffix}"
         tensor = tensors.get(name)
         if tensor is not None and tensor.dim() and tensor.shape[0] == rows:
@@ -116,14 +126,19 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise _unwritable(path, error) from error
 
 
-def _save_configs(path: Path, algo: str, excluded: list[str]) -> None:
-    nested = {"quant_algo": algo, "kv_cache_quant_algo": None, "exclude_modules": excluded}
+def _named(quantized_layers: Mapping[str, str]) -> dict[str, Any]:
+    return {module: {"quant_algo": algo} for module, algo in quantized_layers.items()}
+
+
+def _save_configs(path: Path, algo: str | None, excluded: list[str], layers: dict[str, Any]) -> None:
+    nested = {"quant_algo": algo, "kv_cache_quant_algo": None, "exclude_modules": excluded, **layers}
     flat: dict[str, Any] = {}
     if algo == Scheme.FP8:
         static = {"dynamic": False, "num_bits": 8, "type": "float"}
         group = {"input_activations": static, "weights": static, "targets": ["Linear"]}
         flat["config_groups"] = {"group_0": group}
-    flat |= {"ignore": excluded, "quant_algo": algo, "producer": PRODUCER, "quant_method": "modelopt"}
+    flat |= {"ignore": excluded, "quant_algo": algo, **layers}
+    flat |= {"producer": PRODUCER, "quant_method": "modelopt"}
     try:
         _dump(path / HF_QUANT_CONFIG, {"producer": PRODUCER, "quantization": nested})
         _dump(path / CONFIG, {"dtype": "bfloat16", "quantization_config": flat})

@@ -2,7 +2,8 @@
 
 outputs_exact, processed_exact, activation_exact, gemm_bounded: what was computed (`arithmetic`).
 pointers_shared, contents_preserved, layout_restored: where it lies (`memory`).
-route_witnessed, kernel_witnessed, capability: which way it went (`route`).
+route_witnessed, kernel_witnessed: which way it went (`route`).
+capability: whether it ran where it may, and was declined where it may not (`capability`).
 """
 
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from ..observation import CaseObservation, Missing
 from ..outcome import Outcome
 from ..record import CheckRecord
 from .arithmetic import activation_exact, gemm_bounded, outputs_exact, processed_exact
+from .capability import capability
 from .memory import contents_preserved, layout_restored, pointers_shared
-from .route import capability, kernel_witnessed, route_witnessed
+from .route import kernel_witnessed, route_witnessed
+from .verdict import Tally
 
-Check = Callable[[CaseObservation], CheckRecord]
+Check = Callable[[CaseObservation, Tally], str]
+"""Fills the tally, and returns the sentence that holds where nothing failed."""
 
 CHECKS: dict[str, Check] = {
     check.__name__: check
@@ -50,16 +54,22 @@ def run_checks(seen: CaseObservation) -> list[CheckRecord]:
 
 
 def _run(name: str, check: Check, seen: CaseObservation) -> CheckRecord:
+    tally = Tally(name)
+    detail = ""
+    if seen.error:
+        tally.fail(seen.outcome, seen.error.message)
+        return tally.record(detail)
     try:
-        return check(seen)
+        detail = check(seen, tally)
     except Missing as missing:
-        return CheckRecord(name=name, verdict=missing.outcome, detail=f"{missing}.")
+        tally.fail(missing.outcome, f"{missing}.")
     except MALFORMED as error:
-        detail = f"The observations are malformed: {type(error).__name__}: {error}."
-        return CheckRecord(name=name, verdict=Outcome.INCOMPLETE, detail=detail)
+        tally.fail(Outcome.INCOMPLETE, f"The observations are malformed: {type(error).__name__}: {error}.")
+    return tally.record(detail)
 
 
 def case_verdict(checks: list[CheckRecord]) -> Outcome:
-    """PASS when every check passes; otherwise the first verdict that does not."""
-    failed = [c.verdict for c in checks if c.verdict is not Outcome.PASS]
-    return failed[0] if failed else Outcome.PASS if checks else Outcome.INCOMPLETE
+    """PASS when every check passes, REFUSED when the others were refused, or the first other verdict."""
+    verdicts = [check.verdict for check in checks if check.verdict is not Outcome.PASS]
+    failed = [verdict for verdict in verdicts if verdict is not Outcome.REFUSED]
+    return next(iter(failed or verdicts), Outcome.PASS if checks else Outcome.INCOMPLETE)

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
-from ..record import CheckRecord
 from ..routes import REFERENCE_ROUTE
 from ..tensor_bytes import dtype_of, sha256
 from .compare import compare
@@ -16,9 +15,8 @@ from .verdict import Tally
 Doubles = NDArray[np.float64]
 
 
-def outputs_exact(seen: CaseObservation) -> CheckRecord:
+def outputs_exact(seen: CaseObservation, tally: Tally) -> str:
     """Every output equals the ordinary load's in shape, dtype and every byte."""
-    tally = Tally("outputs_exact")
     routes = seen.in_order()
     reference = seen.routes[REFERENCE_ROUTE.name]
     for m in seen.case.m_values:
@@ -29,12 +27,11 @@ def outputs_exact(seen: CaseObservation) -> CheckRecord:
                 detail = f"Output at M={m}: route {route.route.name} differs from {REFERENCE_ROUTE.name}."
                 tally.fail(verdict, detail, route=route.route.name, m=m, **found)
             tally.count("bytes", found.get("bytes", 0) if isinstance(found.get("bytes"), int) else 0)
-    return tally.record("All outputs are equal in every byte on all four routes.")
+    return "All outputs are equal in every byte on all four routes."
 
 
-def processed_exact(seen: CaseObservation) -> CheckRecord:
+def processed_exact(seen: CaseObservation, tally: Tally) -> str:
     """Weights, scales and padding equal the independent derivation from the checkpoint."""
-    tally = Tally("processed_exact")
     expected = processed_bytes(seen.case.layer, seen.projections)
     for route in seen.in_order():
         held = {
@@ -52,12 +49,11 @@ def processed_exact(seen: CaseObservation) -> CheckRecord:
                 where = {"route": route.route.name, "tensor": f"{seen.case.layer.name}.{name}"}
                 tally.fail(Outcome.PROCESSED, detail, **where, kind=verdict.value, **found)
             tally.count("bytes", want.size)
-    return tally.record("All processed tensors equal the independent derivation from the checkpoint.")
+    return "All processed tensors equal the independent derivation from the checkpoint."
 
 
-def activation_exact(seen: CaseObservation) -> CheckRecord:
+def activation_exact(seen: CaseObservation, tally: Tally) -> str:
     """Quantised inputs and their scales equal the independent derivation."""
-    tally = Tally("activation_exact")
     input_scale = largest_input_scale(seen.projections)
     for m in seen.case.m_values:
         codes, scale = activation_bytes(seen.case.layer, seen.inputs[f"x.{m}"], input_scale)
@@ -71,12 +67,11 @@ def activation_exact(seen: CaseObservation) -> CheckRecord:
                     detail = f"{name} at M={m} on route {route.route.name} differs from the derivation."
                     tally.fail(verdict, detail, route=route.route.name, m=m, **found)
                 tally.count("bytes", want.numel() * want.element_size())
-    return tally.record("All quantised inputs equal the independent derivation.")
+    return "All quantised inputs equal the independent derivation."
 
 
-def gemm_bounded(seen: CaseObservation) -> CheckRecord:
-    """Outputs lie within the output dtype's rounding of the exact sum."""
-    tally = Tally("gemm_bounded")
+def gemm_bounded(seen: CaseObservation, tally: Tally) -> str:
+    """Outputs lie within the output dtype's rounding of the exact sum, and the kernel's own of its sum."""
     done: set[tuple[str, ...]] = set()
     for route in seen.in_order():
         weights = [sha256(t) for n, t in route.results.items() if n.startswith("processed.")]
@@ -90,34 +85,34 @@ def gemm_bounded(seen: CaseObservation) -> CheckRecord:
                 continue
             done.add(looked_at)
             _bound(seen, route, m, output, tally)
-    return tally.record("All outputs lie within half a unit in the last place of the exact sum.")
+    return "All outputs lie within half a unit in the last place of the exact sum, as the kernel may sum."
 
 
-@np.errstate(
-    invalid="ignore", over="ignore"
-)  # A subject's infinity times zero is NaN, and outside the bound.
+# A subject's infinity times zero is NaN, and outside the bound.
+@np.errstate(invalid="ignore", over="ignore")
 def _bound(
     seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
 ) -> None:
     layer = seen.case.layer
-    size, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
-    if size != whole:
+    held, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
+    if held != whole:
         detail = f"The weight on route {route.route.name} has another size, so there is no exact sum."
-        tally.fail(Outcome.LAYOUT, detail, expected=whole, found=size)
+        tally.fail(Outcome.LAYOUT, detail, expected=whole, found=held)
         return
-    exact = _exact(seen, route, m)
+    exact, uncertain = _exact(seen, route, m)
     if exact.shape != tuple(output.shape):
         detail = f"Output at M={m} on route {route.route.name} has another shape than the exact sum."
         tally.fail(Outcome.SHAPE, detail, expected=list(exact.shape), found=list(output.shape))
         return
     info = torch.finfo(dtype_of(layer.out_dtype))
-    # Half a unit in the last place, and 2^-40 for the float64 products of this check itself.
-    allowed = np.maximum(np.abs(exact) * info.eps / 2, info.smallest_normal * info.eps / 2)
-    held = output.to(torch.float64).numpy()
-    excess = np.abs(held - exact) - allowed * (1 + 2.0**-20)
-    # From half a step beyond the largest number on, the nearest one is infinity.
-    beyond = np.abs(exact) >= info.max * (1 + info.eps / 2 / (2 - info.eps)) * (1 - 2.0**-40)
-    excess = np.where(beyond & (held == np.copysign(np.inf, exact)), 0.0, excess)
+    # Half a unit in the last place of whatever the kernel may have summed to.
+    largest = np.abs(exact) + uncertain
+    allowed = np.maximum(largest * info.eps / 2, info.smallest_normal * info.eps / 2) + uncertain
+    found = output.to(torch.float64).numpy()
+    # Infinity is the right rounding from half a step beyond the largest number on.
+    limit = info.max * (1 + info.eps / 2 / (2 - info.eps)) * (1 - 2.0**-40)
+    overflown = (largest >= limit) & (found == np.copysign(np.inf, exact))
+    excess = np.where(overflown, 0, np.abs(found - exact) - allowed * (1 + 2.0**-20))
     worst = int(excess.argmax()) if excess.size else 0
     if excess.size and not excess.max() <= 0:
         row, column = divmod(worst, exact.shape[1])
@@ -133,24 +128,27 @@ def _bound(
         )
 
 
-def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> Doubles:
-    """float64 [M, logical_width]: the exact integer sum x scales + bias, from what the route held.
+def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> tuple[Doubles, Doubles]:
+    """The exact integer sum x scales + bias, from what the route held, and how far the kernel may be off it.
 
-    Codes are integers times 2^-9; float64 products of them stay below 2^53, so the sum is exact.
+    Both float64 [M, logical_width]. Codes are integers times 2^-9, and float64 sums of their products
+    stay below 2^53, so the sum is exact.
     """
     layer = seen.case.layer
     codes = route.result(f"activation.{m}").view(torch.uint8).numpy()
     weight = route.result("processed.weight").numpy().reshape(layer.padded_width, layer.padded_k)
-    total = np.rint(DECODED[codes] * 512) @ np.rint(DECODED[weight] * 512).T
+    a, b = np.rint(DECODED[codes] * 512), np.rint(DECODED[weight] * 512)
+    total, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
     scale_a = route.result(f"activation_scale.{m}").numpy().astype(np.float64)
     scale_b = _checkpoint_scale(seen)
-    exact = total[:, : layer.logical_width] * 2.0**-18 * (scale_a * scale_b)
+    scales = 2.0**-18 * (scale_a * scale_b)
+    exact = total[:, : layer.logical_width] * scales
+    uncertain = magnitude[:, : layer.logical_width] * scales * seen.kernel.sum_error(layer.logical_k)
     if layer.bias:
         out_dtype = dtype_of(layer.out_dtype)
         bias = [p.bias.to(out_dtype).double().numpy() for p in seen.projections if p.bias is not None]
         exact = exact + np.concatenate(bias)
-    result: Doubles = exact
-    return result
+    return exact, uncertain
 
 
 def _checkpoint_scale(seen: CaseObservation) -> Doubles:

@@ -3,13 +3,12 @@
 from ..formats import Layout
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
-from ..record import CheckRecord, TensorRecord
+from ..record import TensorRecord
 from .verdict import Tally
 
 
-def pointers_shared(seen: CaseObservation) -> CheckRecord:
+def pointers_shared(seen: CaseObservation, tally: Tally) -> str:
     """Attached tensors lie in the daemon's memory at the manifest's offsets; loaded ones do not."""
-    tally = Tally("pointers_shared")
     manifest = {t.name: t for t in seen.daemon.tensors}
     for route in seen.in_order():
         tensors = [TensorRecord(**t) for t in route.said("tensors")]
@@ -27,7 +26,7 @@ def pointers_shared(seen: CaseObservation) -> CheckRecord:
         for tensor in tensors:
             _require_shared(route, tensor, manifest.get(tensor.name), tally)
         _require_probe(route, tally)
-    return tally.record(
+    return (
         "Each attached tensor lies in the daemon's allocation at the manifest's offset, and the probe "
         "page shows the daemon's writes; the loaded ones lie elsewhere."
     )
@@ -59,9 +58,8 @@ def _require_probe(route: RouteObservation, tally: Tally) -> None:
     )
 
 
-def contents_preserved(seen: CaseObservation) -> CheckRecord:
+def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
     """Shared bytes are the manifest's before and after each run, seen by engine and daemon."""
-    tally = Tally("contents_preserved")
     manifest = {t.name: t.sha256 for t in seen.daemon.tensors}
     for route in seen.in_order():
         before = {t["name"]: t["sha256"] for t in route.said("tensors")}
@@ -78,12 +76,11 @@ def contents_preserved(seen: CaseObservation) -> CheckRecord:
             detail = f"Route {route.route.name}: {viewer} sees other bytes than the manifest names."
             tally.require(not changed, Outcome.MUTATED, detail, route=route.route.name, tensors=changed)
             tally.count("digests", len(digests))
-    return tally.record("No byte of any weight changed, in the daemon or in any engine.")
+    return "No byte of any weight changed, in the daemon or in any engine."
 
 
-def layout_restored(seen: CaseObservation) -> CheckRecord:
+def layout_restored(seen: CaseObservation, tally: Tally) -> str:
     """Shapes, strides and logical widths are those of a correctly processed layer, on every route."""
-    tally = Tally("layout_restored")
     layer = seen.case.layer
     expected = Layout.of(layer).to_json()
     k, n = layer.padded_k, layer.padded_width
@@ -101,6 +98,4 @@ def layout_restored(seen: CaseObservation) -> CheckRecord:
         others = {t["name"].rpartition(".")[2]: t["shape"] for t in route.said("tensors")}
         per_channel = others["weight_scale"] in ([], [n])
         tally.require(per_channel, Outcome.LAYOUT, "The weight scale has another shape.", found=others)
-    return tally.record(
-        "Shape, strides, logical and padded sizes are as processing leaves them, on all routes."
-    )
+    return "Shape, strides, logical and padded sizes are as processing leaves them, on all routes."

@@ -1,19 +1,17 @@
-"""route_witnessed, kernel_witnessed, capability: which way was taken, and by what."""
+"""route_witnessed, kernel_witnessed: which way was taken, and by what."""
 
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
-from ..record import CheckRecord
 from .verdict import Tally
 
 
-def route_witnessed(seen: CaseObservation) -> CheckRecord:
+def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
     """The weights came by the way that the route names: by inotify, the engine's word and the map."""
-    tally = Tally("route_witnessed")
     # inotify first: it needs nothing from the engine, so an engine that died on the way is caught too.
     for route in seen.in_order():
         _require_files(route, tally)
     if tally.failed:
-        return tally.record("")
+        return ""
     for route in seen.in_order():
         name, want, taken = route.route.name, route.route.must_observe, route.said("route_taken")
         tally.require(taken == want, Outcome.WRONG_ROUTE, f"Route {name} took {taken!r}, not {want!r}.")
@@ -27,7 +25,7 @@ def route_witnessed(seen: CaseObservation) -> CheckRecord:
             tally.require(
                 alone, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.", daemon_pid=pid
             )
-    return tally.record("Each route took its own way: disk, fallback, attach, attach.")
+    return "Each route took its own way: disk, fallback, attach, attach."
 
 
 def _require_files(route: RouteObservation, tally: Tally) -> None:
@@ -41,26 +39,11 @@ def _require_files(route: RouteObservation, tally: Tally) -> None:
         tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, files_opened=opened)
 
 
-def kernel_witnessed(seen: CaseObservation) -> CheckRecord:
+def kernel_witnessed(seen: CaseObservation, tally: Tally) -> str:
     """The case's kernel ran on every route."""
-    tally = Tally("kernel_witnessed")
     for route in seen.in_order():
         ran = route.said("kernels")
         named = any(seen.case.kernel in kernel for kernel in ran)
         detail = f"Route {route.route.name} ran {ran or 'no kernel'}, none of backend {seen.case.kernel!r}."
         tally.require(named, Outcome.WRONG_KERNEL, detail, kernels=ran)
-    return tally.record(f"A {seen.case.kernel} kernel ran on every route.")
-
-
-def capability(seen: CaseObservation) -> CheckRecord:
-    """Every route ended; pre-processed weights ran only where the backend declares support."""
-    tally = Tally("capability")
-    for route in seen.in_order():
-        ended = route.outcome is Outcome.PASS
-        reason = f": {route.error.message}" if route.error else ""
-        tally.require(ended, route.outcome, f"Route {route.route.name} ended as {route.outcome}{reason}")
-        if route.route.shares and ended:
-            declared = seen.kernel_accepts_preprocessed
-            detail = f"Backend {seen.case.kernel!r} ran pre-processed weights without declaring support."
-            tally.require(declared, Outcome.REFUSED, detail)
-    return tally.record(f"Backend {seen.case.kernel} declares support for pre-processed weights.")
+    return f"A {seen.case.kernel} kernel ran on every route."

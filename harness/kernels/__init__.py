@@ -3,12 +3,13 @@
 from ..errors import InvalidInput
 from .protocol import Kernel
 from .reference import ReferenceKernel
+from .torch_scaled_mm import TorchScaledMm
 
-KERNELS: dict[str, type[Kernel]] = {"reference": ReferenceKernel}
+KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (ReferenceKernel, TorchScaledMm)}
 
 
-def make_kernel(name: str) -> Kernel:
-    """A fresh instance of the named backend; raises InvalidInput for an unknown name."""
+def kernel_type(name: str) -> type[Kernel]:
+    """The named backend; raises InvalidInput for an unknown name."""
     if name not in KERNELS:
         raise InvalidInput(
             f"kernel {name!r}",
@@ -16,7 +17,12 @@ def make_kernel(name: str) -> Kernel:
             found=name,
             remedy="Pass a backend that exists on this host.",
         )
-    return KERNELS[name]()
+    return KERNELS[name]
 
 
-__all__ = ["KERNELS", "Kernel", "make_kernel"]
+def make_kernel(name: str) -> Kernel:
+    """A fresh instance of the named backend; raises InvalidInput for an unknown name."""
+    return kernel_type(name)()
+
+
+__all__ = ["KERNELS", "Kernel", "kernel_type", "make_kernel"]

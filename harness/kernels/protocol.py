@@ -14,6 +14,10 @@ class Kernel(Protocol):
     launched: list[str]
     """Names of the kernels that ran in this process, in order of first use."""
 
+    @staticmethod
+    def sum_error(k: int) -> float:
+        """Largest error of a sum of `k` products, relative to the sum of their magnitudes; 0: exact."""
+
     def build_id(self) -> str:
         """Identifies the code that runs; part of the cache key."""
 

@@ -1,0 +1,88 @@
+"""The matrix: which cases there are, that their ids are usable, and that nothing is left out."""
+
+from collections.abc import Callable
+from itertools import combinations, product
+
+import pytest
+
+from loadproof.harness.matrix import CPU_TRANSPORTS, GROUPS, SMOLLM2, SYNTHETIC, Sizes
+from loadproof.harness.spec import ALIGNMENT, CaseSpec, ProjectionKind, RealSource, Scheme, SyntheticSource
+
+ALL = [case for group in GROUPS.values() for case in group()]
+SYNTHETIC_LAYERS = GROUPS["synthetic-layers"]()
+
+FACTORS: dict[str, Callable[[CaseSpec], object]] = {
+    "scheme": lambda case: case.layer.scheme,
+    "kind": lambda case: case.projection,
+    "padded N": lambda case: case.layer.logical_width != case.layer.padded_width,
+    "padded K": lambda case: case.layer.logical_k != case.layer.padded_k,
+    "equal scales": lambda case: isinstance(case.source, SyntheticSource) and case.source.equal_scales,
+    "bias": lambda case: case.layer.bias,
+    "output dtype": lambda case: case.layer.out_dtype,
+    "transport": lambda case: case.transport,
+}
+VALUES = {
+    "scheme": tuple(Scheme),
+    "kind": tuple(ProjectionKind),
+    "output dtype": ("bfloat16", "float16"),
+    "transport": CPU_TRANSPORTS,
+}
+
+
+def test_ids_are_unique_lower_case_ascii() -> None:
+    ids = [case.id for case in ALL]
+    assert len(ids) == len(set(ids))
+    for case_id in ids:
+        assert set(case_id) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+        assert "--" not in case_id
+
+
+def test_there_are_enough_layer_cases() -> None:
+    assert len(SYNTHETIC_LAYERS) >= 96
+    assert len(ALL) == len(set(ALL))
+
+
+@pytest.mark.parametrize(
+    "pair", list(combinations(FACTORS, 2)), ids=lambda pair: f"{pair[0]}-{pair[1]}".replace(" ", "-").lower()
+)
+def test_every_pair_of_values_meets_in_a_synthetic_layer(pair: tuple[str, str]) -> None:
+    first, second = (FACTORS[name] for name in pair)
+    met = {(first(case), second(case)) for case in SYNTHETIC_LAYERS}
+    assert met == set(product(*(VALUES.get(name, (False, True)) for name in pair)))
+
+
+def test_every_cell_of_the_matrix_is_there_on_both_transports() -> None:
+    names = ("scheme", "kind", "padded N", "padded K", "equal scales", "transport")
+    cells = {tuple(FACTORS[name](case) for name in names) for case in SYNTHETIC_LAYERS}
+    one_scale = {ProjectionKind.PLAIN, ProjectionKind.ROW}
+    wanted = {
+        cell
+        for cell in product(*(VALUES.get(name, (False, True)) for name in names))
+        if cell[4] or cell[0] is not Scheme.FP8 or cell[1] not in one_scale
+    }
+    assert cells == wanted
+
+
+@pytest.mark.parametrize("table", [SYNTHETIC, SMOLLM2], ids=["synthetic", "smollm2"])
+def test_odd_sizes_need_padding_and_the_others_do_not(table: dict[ProjectionKind, Sizes]) -> None:
+    assert set(table) == set(ProjectionKind)
+    for sizes in table.values():
+        assert sum(sizes.widths) % ALIGNMENT == sizes.k % ALIGNMENT == 0
+        assert sum(sizes.odd_widths) % ALIGNMENT
+        assert sizes.odd_k % ALIGNMENT
+
+
+def test_real_layers_are_of_all_kinds_whole_and_trimmed() -> None:
+    found = {(c.layer.scheme, c.projection, c.source) for c in GROUPS["real-layers"]()}
+    assert found == set(
+        product(Scheme, ProjectionKind, (RealSource(trimmed=False), RealSource(trimmed=True)))
+    )
+
+
+def test_every_refusal_is_claimed_with_fallback_and_without() -> None:
+    refused = [case for case in ALL if case.refusal]
+    assert refused
+    without = {case.id for case in refused if not case.fallback_allowed}
+    assert {case.id for case in refused if case.fallback_allowed} == {
+        f"{i}-fallback-allowed" for i in without
+    }

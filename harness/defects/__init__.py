@@ -1,0 +1,16 @@
+"""Planted defects: named patches, each with the check that must catch it.
+
+A harness that has never been seen to fail proves nothing. Each defect is planted in the process where
+it would really happen, by replacing one function there; nothing else of the run is told.
+"""
+
+from . import cache, endings, outputs, processing, refusals
+from .registry import DEFECTS, Defect
+
+
+def plant(name: str, process: str, loader: str = "disk") -> None:
+    """Plant a defect in this process; raises KeyError for an unknown name."""
+    DEFECTS[name].plant(process, loader)
+
+
+__all__ = ["DEFECTS", "Defect", "cache", "endings", "outputs", "plant", "processing", "refusals"]

@@ -1,0 +1,113 @@
+"""Planted in the way that weights take: copies, hidden reads, a key that covers too little, stores."""
+
+import ctypes
+import dataclasses
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import daemon, engine, loaders
+from ..cache import key
+from ..formats import ProcessedLayer
+from ..formats.e4m3 import E4M3
+from ..layers import FusedFp8Linear
+from ..outcome import Outcome
+from ..witness.maps import memory_identity
+from .registry import defect, edit_attached, edit_processed, replace, with_tensors
+
+
+@defect("pointers_shared", Outcome.NOT_SHARED)
+def copied_by_value(process: str, loader: str) -> None:
+    """The attached engine clones what it should share; every byte and digest is right."""
+
+    def copy(layer: ProcessedLayer) -> ProcessedLayer:
+        copies = {n: t.t().clone().t() if t.dim() == 2 else t.clone() for n, t in layer.tensors.items()}
+        return dataclasses.replace(layer, tensors=copies)
+
+    if process == "engine":
+        edit_attached(copy)
+
+
+@defect("route_witnessed", Outcome.WRONG_ROUTE)
+def silent_disk_load_by_read(process: str, loader: str) -> None:
+    """The engine reads the weight files beside attaching, and keeps quiet about it."""
+    touch_weights(process, loader, lambda file: file.read_bytes())
+
+
+@defect("route_witnessed", Outcome.WRONG_ROUTE)
+def silent_disk_load_by_mmap(process: str, loader: str) -> None:
+    """As above, through mmap, which /proc/self/io does not see."""
+
+    def map_it(file: Path) -> None:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            mapped[-1]
+
+    touch_weights(process, loader, map_it)
+
+
+def touch_weights(process: str, loader: str, touch: Callable[[Path], object]) -> None:
+    if process != "engine" or loader != "cache":
+        return
+    original = engine.load
+
+    def load(job: engine.EngineJob, kernel: Any) -> loaders.Loaded:
+        for file in job.checkpoint.glob("*.safetensors"):
+            touch(file)
+        return original(job, kernel)
+
+    replace(engine, "load", load)
+
+
+@defect("route_witnessed", Outcome.WRONG_ROUTE)
+def disk_instead_of_attach(process: str, loader: str) -> None:
+    """The engine loads from disk in an ipc route and claims to have attached; it meets the decoy."""
+    if process == "engine" and loader == "cache":
+        original = loaders.load_from_cache
+
+        def load(*arguments: Any, **named: Any) -> loaders.Loaded:
+            loaded = original(*arguments, **named)
+            if loaded.route_taken != "attach":
+                return loaded
+            read = loaders.read_layers(arguments[0], arguments[1])
+            return dataclasses.replace(loaded, layers=read.layers)
+
+        replace(engine, "load_from_cache", load)
+
+
+@defect("outputs_exact", Outcome.BYTES)
+def header_only_key(process: str, loader: str) -> None:
+    """The daemon holds a stale checkpoint with equal headers, and the key does not cover content."""
+    original = key.make_key
+
+    def make_key(*arguments: Any) -> Any:
+        return original(*arguments) | {"content": "headers only"}
+
+    replace(daemon, "make_key", make_key)
+    replace(loaders, "make_key", make_key)
+    if process == "daemon":
+        edit_processed(lambda layer: with_tensors(layer, weight=_other_values(layer.tensors["weight"])))
+
+
+def _other_values(weight: torch.Tensor) -> torch.Tensor:
+    return (weight.t().contiguous().view(torch.uint8) ^ 0x80).view(E4M3).t()
+
+
+@defect("contents_preserved", Outcome.MUTATED)
+def store_into_shared_memory(process: str, loader: str) -> None:
+    """The engine stores one byte into the daemon's memory after its run (CRASHED where it is read-only)."""
+    if process != "engine" or loader != "cache":
+        return
+    original = engine.run_layer
+
+    def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        results = original(layer, inputs)
+        weight = layer.processed.tensors["weight"]
+        if "memfd" in memory_identity(weight)[0]:
+            byte = ctypes.c_ubyte.from_address(weight.data_ptr())
+            byte.value ^= 1
+        return results
+
+    replace(engine, "run_layer", run)

@@ -1,0 +1,64 @@
+"""The table of planted defects, and the ways in which they are planted."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import loaders
+from ..cache import manifest
+from ..formats import FORMATS, ProcessedLayer
+from ..outcome import Outcome
+
+Edit = Callable[[ProcessedLayer], ProcessedLayer]
+Plant = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """One planted defect."""
+
+    name: str
+    caught_by: str
+    """The check that must not pass."""
+    verdict: Outcome
+    """The word that this check must say."""
+    plant: Plant
+    """Called with the kind of process (`daemon`, `engine`) and, in engines, the loader."""
+
+
+DEFECTS: dict[str, Defect] = {}
+
+
+def defect(caught_by: str, verdict: Outcome) -> Callable[[Plant], Plant]:
+    """Enter a function into DEFECTS, under its own name."""
+
+    def register(function: Plant) -> Plant:
+        name = function.__name__.replace("_", "-")
+        DEFECTS[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, plant=function)
+        return function
+
+    return register
+
+
+def edit_attached(edit: Edit) -> None:
+    """Change every layer that this process restores from the daemon's memory."""
+    original = manifest.restore
+    replace(loaders, "restore", lambda *arguments: edit(original(*arguments)))
+
+
+def edit_processed(edit: Edit) -> None:
+    """Change every layer that this process processes after loading it from disk."""
+    for form in FORMATS.values():
+        original = form.process
+        replace(form, "process", lambda *arguments, original=original: edit(original(*arguments)))
+
+
+def replace(owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+
+
+def with_tensors(layer: ProcessedLayer, **tensors: torch.Tensor) -> ProcessedLayer:
+    return dataclasses.replace(layer, tensors=layer.tensors | tensors)
