@@ -80,7 +80,7 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
     )
 
 
-def bound(seen: CaseObservation) -> Outcome:
+def bound_verdict(seen: CaseObservation) -> Outcome:
     tally = Tally("gemm_bounded")
     return tally.record(gemm_bounded(seen, tally)).verdict
 
@@ -118,23 +118,23 @@ def test_output_three_steps_off_is_outside_the_bound(drawn: Drawn, data: st.Data
     bits[at] += data.draw(st.sampled_from([3, -3])) if bits[at] & 0x7FFF > 3 else 3
     assume(output.isfinite().all())
     seen.routes["ipc"].results["output.2"] = output
-    assert bound(seen) is Outcome.BOUND
+    assert bound_verdict(seen) is Outcome.BOUND
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_output_that_is_no_number_is_outside_the_bound(value: float) -> None:
     seen = observed(*single(4, 4, 0.01))
     seen.routes["ipc"].results["output.2"] = torch.full_like(seen.routes["ipc"].results["output.2"], value)
-    assert bound(seen) is Outcome.BOUND
+    assert bound_verdict(seen) is Outcome.BOUND
 
 
 def test_output_beyond_float16_is_infinite_and_within_the_bound() -> None:
     seen = observed(*single(4, 40, 100.0, "float16"))
     output = seen.routes["ipc"].results["output.2"]
     assert output.isinf().any()
-    assert bound(seen) is Outcome.PASS
+    assert bound_verdict(seen) is Outcome.PASS
     seen.routes["ipc"].results["output.2"] = -output
-    assert bound(seen) is Outcome.BOUND
+    assert bound_verdict(seen) is Outcome.BOUND
 
 
 GOOD = observed(*single(17, 33, 0.01))

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from loadproof.cases.selfcheck.real_exports import CHOSEN, FAMILIES, LAYERS, SIZES, exported
-from loadproof.harness.checkpoint.config import CONFIG, HF_QUANT_CONFIG, read_quantization, scheme_of
-from loadproof.harness.checkpoint.layers import discover_layers, tensor_names
+from loadproof.harness.checkpoint.config import CONFIG, HF_QUANT_CONFIG, read_quantization
+from loadproof.harness.checkpoint.discovery import discover_layers
+from loadproof.harness.checkpoint.kv_scales import kv_scales
+from loadproof.harness.checkpoint.layers import tensor_names
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import BadScale, RefusedScheme, WrongTensor
 from loadproof.harness.loaders import read_layers
@@ -32,7 +34,6 @@ REFUSED = {
     "w4a16-nvfp4": "W4A16_NVFP4",
     "w4a8-nvfp4-fp8": "W4A8_NVFP4_FP8",
     "mxfp8": "MXFP8",
-    "mixed": "MIXED_PRECISION",
 }
 
 
@@ -49,10 +50,10 @@ def scheme_in(name: str) -> Scheme:
     return next(scheme for suffix, scheme in SCHEMES.items() if name.endswith(suffix))
 
 
-def discovered(export: Path, scheme: Scheme) -> list[LayerSpec]:
+def discovered(export: Path) -> list[LayerSpec]:
     """The quantised layers of an export."""
     with CheckpointReader(export) as reader:
-        return discover_layers(reader, scheme)
+        return discover_layers(reader, read_quantization(export))
 
 
 def expected_layers(family: str) -> dict[str, tuple[dict[str, int], int, bool]]:
@@ -76,7 +77,7 @@ def test_every_quantised_layer_is_discovered(name: str, exports: Path) -> None:
             layer.logical_k,
             layer.bias,
         )
-        for layer in discovered(exports / name, scheme_in(name))
+        for layer in discovered(exports / name)
     }
     # As text: dicts that differ in their order alone are equal.
     assert str(found) == str(expected_layers(name.split("-")[0]))
@@ -95,7 +96,7 @@ def test_loaded_bytes_are_those_that_safetensors_loads(name: str, exports: Path)
 
 @pytest.mark.parametrize("name", LOADABLE + WITH_KV_CACHE)
 def test_every_layer_is_processed(name: str, exports: Path) -> None:
-    layers = discovered(exports / name, scheme_in(name))
+    layers = discovered(exports / name)
     stored = load_file(exports / name / WEIGHTS)
     processed = read_layers(exports / name, layers).layers
     assert [made.spec for made in processed] == layers
@@ -121,7 +122,7 @@ def dequantized(stored: dict[str, torch.Tensor], module: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", LOADABLE)
 def test_either_config_says_the_same(name: str, exports: Path, tmp_path: Path) -> None:
     both = read_quantization(exports / name)
-    assert scheme_of(both, exports / name) is scheme_in(name)
+    assert {layer.scheme for layer in discovered(exports / name)} == {scheme_in(name)}
     assert (both.excluded, both.kv_cache_quant_algo) == (("lm_head", "model.embed_tokens"), None)
     assert both.producer.startswith("modelopt ")
     for file in (CONFIG, HF_QUANT_CONFIG):
@@ -145,13 +146,16 @@ def test_another_scheme_is_refused_unread(name: str, algo: str, exports: Path) -
 @pytest.mark.parametrize("name", WITH_KV_CACHE)
 def test_scales_of_the_kv_cache_stand_beside_the_weights(name: str, exports: Path) -> None:
     assert read_quantization(exports / name).kv_cache_quant_algo == "FP8"
+    stored = load_file(exports / name / WEIGHTS)
     with CheckpointReader(exports / name) as reader:
-        scales = reader.load(n for n in reader.names if n.endswith((".k_scale", ".v_scale")))
-    modules = [f"model.layers.{i}.self_attn.{kv}_proj.{kv}_scale" for i in range(LAYERS) for kv in "kv"]
-    assert sorted(scales) == modules
-    assert all((s.dtype, s.shape) == (torch.float32, ()) and s > 0 for s in scales.values())
-    layers = discovered(exports / name, scheme_in(name))
-    assert not set(scales) & {tensor for layer in layers for tensor in tensor_names(layer)}
+        scales = kv_scales(reader)
+    assert sorted(scales) == [f"model.layers.{i}.self_attn" for i in range(LAYERS)]
+    tensors = {
+        f"{module}.{kv}_proj.{kv}_scale": getattr(s, kv) for module, s in scales.items() for kv in "kv"
+    }
+    assert all(stored[tensor].item() == value > 0 for tensor, value in tensors.items())
+    layers = discovered(exports / name)
+    assert not set(tensors) & {tensor for layer in layers for tensor in tensor_names(layer)}
 
 
 def test_an_all_zero_layer_is_refused(exports: Path) -> None:
@@ -160,7 +164,7 @@ def test_an_all_zero_layer_is_refused(exports: Path) -> None:
     # ModelOpt divides by the scale 0.0 all the same, so every code is NaN.
     assert stored[f"{CHOSEN}.weight_scale"] == 0
     assert (stored[f"{CHOSEN}.weight"].view(torch.uint8) == 0xFF).all()
-    for layer in discovered(export, Scheme.FP8):
+    for layer in discovered(export):
         if layer.name != CHOSEN:
             read_layers(export, [layer])
             continue
@@ -171,14 +175,23 @@ def test_an_all_zero_layer_is_refused(exports: Path) -> None:
 def test_all_zero_channels_are_loaded(exports: Path) -> None:
     # Per channel ModelOpt replaces the scale 0.0 by 1.0, which is arithmetic that holds.
     export = exports / "zeroed-per-channel"
-    (layer,) = [x for x in discovered(export, Scheme.FP8_PER_CHANNEL_PER_TOKEN) if x.name == CHOSEN]
+    (layer,) = [x for x in discovered(export) if x.name == CHOSEN]
     (processed,) = read_layers(export, [layer]).layers
     assert not processed.tensors["weight"].view(torch.uint8).any()
     assert (processed.tensors["weight_scale"] == 1).all()
 
 
+def test_a_mixed_export_gives_each_layer_its_own_scheme(exports: Path) -> None:
+    layers = discovered(exports / "mixed")
+    assert {layer.name for layer in layers} == set(expected_layers("llama"))
+    schemes = {layer.name: layer.scheme for layer in layers}
+    assert schemes.pop(CHOSEN) is Scheme.FP8_PER_CHANNEL_PER_TOKEN
+    assert set(schemes.values()) == {Scheme.FP8}
+    assert [made.spec for made in read_layers(exports / "mixed", layers).layers] == layers
+
+
 def test_a_layer_left_out_is_named_and_not_discovered(exports: Path) -> None:
     export = exports / "left-out"
     assert read_quantization(export).excluded == ("lm_head", "model.embed_tokens", CHOSEN)
-    names = [layer.name for layer in discovered(export, Scheme.FP8)]
+    names = [layer.name for layer in discovered(export)]
     assert names == [name for name in expected_layers("llama") if name != CHOSEN]

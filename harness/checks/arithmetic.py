@@ -94,10 +94,10 @@ def _bound(
     seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
 ) -> None:
     layer = seen.case.layer
-    held, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
-    if held != whole:
+    size, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
+    if size != whole:
         detail = f"The weight on route {route.route.name} has another size, so there is no exact sum."
-        tally.fail(Outcome.LAYOUT, detail, expected=whole, found=held)
+        tally.fail(Outcome.LAYOUT, detail, expected=whole, found=size)
         return
     exact, uncertain = _exact(seen, route, m)
     if exact.shape != tuple(output.shape):
@@ -108,11 +108,11 @@ def _bound(
     # Half a unit in the last place of whatever the kernel may have summed to.
     largest = np.abs(exact) + uncertain
     allowed = np.maximum(largest * info.eps / 2, info.smallest_normal * info.eps / 2) + uncertain
-    found = output.to(torch.float64).numpy()
-    # Infinity is the right rounding from half a step beyond the largest number on.
-    limit = info.max * (1 + info.eps / 2 / (2 - info.eps)) * (1 - 2.0**-40)
-    overflown = (largest >= limit) & (found == np.copysign(np.inf, exact))
-    excess = np.where(overflown, 0, np.abs(found - exact) - allowed * (1 + 2.0**-20))
+    held = output.to(torch.float64).numpy()
+    excess = np.abs(held - exact) - allowed * (1 + 2.0**-20)
+    # From half a step beyond the largest number on, the nearest one is infinity.
+    beyond = largest >= info.max * (1 + info.eps / 2 / (2 - info.eps)) * (1 - 2.0**-40)
+    excess = np.where(beyond & (held == np.copysign(np.inf, exact)), 0.0, excess)
     worst = int(excess.argmax()) if excess.size else 0
     if excess.size and not excess.max() <= 0:
         row, column = divmod(worst, exact.shape[1])
