@@ -178,7 +178,7 @@ class TestAttributesDoNotTravel:
             Manifest.from_json(manifest)
 
 
-# --- six failures -----------------------------------------------------------------------------
+# --- seven failures ---------------------------------------------------------------------------
 
 
 @contextmanager
@@ -227,10 +227,18 @@ def stale(path: Path) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def planted_file(path: Path) -> Iterator[None]:
+    path.write_bytes(b"")
+    path.chmod(0o600)
+    yield
+
+
 MARKER_PICKLE = b"cos\nsystem\n(S'touch %s'\ntR."
 FAILURES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "no-socket": (nothing, "DaemonUnavailable", "no such file"),
     "nobody-listens": (stale, "DaemonUnavailable", "nobody listening"),
+    "no-socket-but-a-file": (planted_file, "UnsafeSocket", "a socket with mode 0600"),
     "other-key": (
         lambda path: answering(
             path,
@@ -281,8 +289,8 @@ class TestSixFailuresOneQuietFallback:
                     load(checkpoint, path, fallback_allowed=True)
                 assert (caught.value.type_name, words in str(caught.value)) == (error, True)
 
-    def test_reasons_are_six(self) -> None:
-        assert len({(error, words) for _, error, words in FAILURES.values()}) == 6
+    def test_no_two_failures_give_the_same_reason(self) -> None:
+        assert len({(error, words) for _, error, words in FAILURES.values()}) == len(FAILURES) == 7
 
 
 # --- who may have which socket ----------------------------------------------------------------
