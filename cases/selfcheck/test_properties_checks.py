@@ -65,6 +65,9 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
                 "probe": "n",
                 "kernels": list(kernel.launched),
                 "tensors_after": digests(processed),
+                "places_after": {
+                    t["name"]: [t["allocation"], t["offset"]] for t in (placed if route.shares else held)
+                },
             },
         )
         for route in ROUTES
