@@ -17,6 +17,7 @@ from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel
 from .spec import LayerSpec
+from .tensor_bytes import give_back_freed_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +73,17 @@ def read_layers(
         names = [name for layer in layers for name in tensor_names(layer)]
         tensors, content = reader.load_digested(names) if digested else (reader.load(names), "")
         bytes_read = reader.bytes_read
-    processed = [
-        FORMATS[layer.scheme].process(layer, checked_projections(layer, tensors, checkpoint))
-        for layer in layers
-    ]
+    processed = []
+    last_users = {name: i for i, layer in enumerate(layers) for name in tensor_names(layer)}
+    for i, layer in enumerate(layers):
+        projections = checked_projections(layer, tensors, checkpoint)
+        processed.append(FORMATS[layer.scheme].process(layer, projections))
+        # Memory for one copy of the checkpoint and one layer, not for two copies.
+        del projections
+        for name in tensor_names(layer):
+            if last_users[name] == i:
+                del tensors[name]
+        give_back_freed_memory()
     return DiskRead(layers=processed, content=content, bytes_read=bytes_read)
 
 

@@ -1,47 +1,34 @@
 """`loadproof daemon` and `loadproof attach`: the weight cache by hand."""
 
-import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from loadproof.harness.atomic_file import write_atomically
 from loadproof.harness.cache.arena import TRANSPORTS, is_sealed
 from loadproof.harness.cache.client import Attached, CacheClient
 from loadproof.harness.cache.key import make_key
 from loadproof.harness.cache.manifest import Entry
 from loadproof.harness.cache.socket_path import check_length
-from loadproof.harness.checkpoint import strict_json
-from loadproof.harness.checkpoint.config import CONFIG, read_quantization
-from loadproof.harness.checkpoint.digest import config_digests, sidecar_digest
-from loadproof.harness.checkpoint.discovery import discover_layers
-from loadproof.harness.checkpoint.reader import CheckpointReader
-from loadproof.harness.checkpoint.schemes import SchemePlan
-from loadproof.harness.checkpoint.unused import unused_tensors
+from loadproof.harness.checkpoint.digest import sidecar_digest
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import (
-    ConfigError,
     ContentMismatch,
     InvalidInput,
     KeyMismatch,
-    MissingTensor,
-    OutputUnwritable,
 )
 from loadproof.harness.kernels import make_kernel
-from loadproof.harness.spec import LayerSpec
 from loadproof.harness.tensor_bytes import sha256
 
+from .checkpoint_layers import discovered, left_out, remembered
 from .text import one_line
 
-DTYPES = ("bfloat16", "float16")
 SHOWN_DIGITS = 12
-SHOWN_NAMES = 3
 
 Checkpoint = Annotated[Path, typer.Argument(help="Folder of a ModelOpt FP8 checkpoint.")]
 Socket = Annotated[
@@ -71,8 +58,9 @@ def daemon(
     """Load a checkpoint's FP8 layers once and serve their memory until SIGTERM or Ctrl-C."""
     with _errors_typed(socket), _signals_stop():
         _require_usable(transport, kernel, socket)
-        layers = _discovered(checkpoint)
-        _say_what_is_left_out(checkpoint, layers)
+        layers = discovered(checkpoint)
+        for line in left_out(checkpoint, layers):
+            typer.echo(line, err=True)
         job = DaemonJob(
             checkpoint=checkpoint,
             layers=tuple(layers),
@@ -98,7 +86,7 @@ def attach(
     with _errors_typed(socket):
         _require_usable(transport, kernel, socket)
         content = sidecar_digest(checkpoint)
-        key = make_key(checkpoint, content, _layers_of(checkpoint, content), make_kernel(kernel))
+        key = make_key(checkpoint, content, remembered(checkpoint, content), make_kernel(kernel))
         client = CacheClient(socket)
         try:
             attached = client.attach(key, transport)
@@ -219,76 +207,3 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 def _row(entry: Entry) -> tuple[str, ...]:
     shape = "x".join(map(str, entry.shape)) or "scalar"
     return (one_line(entry.name), entry.dtype, shape, str(entry.offset), entry.sha256[:SHOWN_DIGITS])
-
-
-# --- which layers there are -------------------------------------------------------------------
-
-
-def _discovered(checkpoint: Path) -> list[LayerSpec]:
-    config = read_quantization(checkpoint)
-    # Refused before a weight file is opened.
-    SchemePlan(config, checkpoint).require_supported()
-    with CheckpointReader(checkpoint) as reader:
-        layers = discover_layers(reader, config, _out_dtype(checkpoint))
-    if not layers:
-        raise MissingTensor(
-            checkpoint,
-            expected="at least one FP8 layer",
-            found="none",
-            remedy="Name a checkpoint whose weights are quantised.",
-        )
-    return layers
-
-
-def _say_what_is_left_out(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
-    with CheckpointReader(checkpoint) as reader:
-        unused, ignored = unused_tensors(reader, layers), reader.ignored_files
-    # What nothing reads comes first, since a reader of this line sees only the beginning.
-    tensors = [*unused.unread, *unused.kv_scales, *unused.unquantised]
-    if tensors:
-        typer.echo(f"{len(tensors)} tensors are not part of any quantised layer: {_first(tensors)}", err=True)
-    if ignored:
-        typer.echo(f"{len(ignored)} weight files are not named by the index: {_first(ignored)}", err=True)
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join([*map(one_line, names[:SHOWN_NAMES]), *(["…"] if len(names) > SHOWN_NAMES else [])])
-
-
-def _out_dtype(checkpoint: Path) -> str:
-    try:
-        document = strict_json.parse((checkpoint / CONFIG).read_bytes(), strict_numbers=False)
-    except FileNotFoundError:
-        document = {}
-    except ValueError as error:
-        document = error
-    dtype = document.get("dtype") if isinstance(document, dict) else document
-    if dtype is None:
-        return DTYPES[0]
-    if dtype not in DTYPES:
-        raise ConfigError(
-            checkpoint / CONFIG,
-            expected=f"dtype {' or '.join(DTYPES)}",
-            found=repr(dtype)[:100],
-            remedy="Export the checkpoint with an output dtype that the kernels have.",
-        )
-    return str(dtype)
-
-
-def _layers_of(checkpoint: Path, content: str) -> list[LayerSpec]:
-    """As `_discovered`, remembered by content: an engine that attaches reads no header either."""
-    SchemePlan(read_quantization(checkpoint), checkpoint).require_supported()
-    asked = json.dumps([content, config_digests(checkpoint), _out_dtype(checkpoint)])
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    file = Path(root) / "loadproof" / "layers" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
-    try:
-        return [LayerSpec.from_json(layer) for layer in json.loads(file.read_bytes())]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    layers = _discovered(checkpoint)
-    # Files exchanged meanwhile must not be remembered under the digest of their predecessors.
-    if sidecar_digest(checkpoint) == content:
-        # Where it fails only a shortcut is lost: the next call reads the headers again.
-        with suppress(OutputUnwritable):
-            write_atomically(file, json.dumps([layer.to_json() for layer in layers]))
-    return layers

@@ -102,6 +102,17 @@ def test_two_lists_in_one_file_must_agree(tmp_path: Path) -> None:
         read_quantization(write(tmp_path, None, {**RENAMED, "ignore": ["lm_head"]}))
 
 
+def test_of_contradicting_layers_only_the_difference_is_named(tmp_path: Path) -> None:
+    same = {f"model.layers.{i}": {"quant_algo": "FP8"} for i in range(50)}
+    nested, flat = ({**same, "x": {"quant_algo": algo}} for algo in ("FP8", "NVFP4"))
+    mixed = {"quant_algo": "MIXED_PRECISION"}
+    write(tmp_path, {**mixed, "quantized_layers": nested}, {**METHOD, **mixed, "quantized_layers": flat})
+    with pytest.raises(
+        ConfigError, match=r"\{'x': 'FP8'\} in hf_quant_config\.json, \{'x': 'NVFP4'\} in config"
+    ):
+        read_quantization(tmp_path)
+
+
 OWN_ALGOS = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "fp8_pb_wo"}, "c": {}, "d": "FP8"}
 
 

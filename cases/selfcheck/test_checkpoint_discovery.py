@@ -223,6 +223,13 @@ def test_embeddings_norms_and_routers_are_no_layers(tmp_path: Path) -> None:
     assert discovered(tmp_path, {**stored(OUT), **others, **norm}) == [OUT]
 
 
+def test_a_refused_scheme_is_refused_whatever_the_weights_look_like(tmp_path: Path) -> None:
+    packed = {f"{OUT.name}.weight": torch.zeros(8, K // 2, dtype=torch.uint8)}
+    write_checkpoint(tmp_path, packed, "NVFP4")
+    with pytest.raises(RefusedScheme, match="quant_algo 'NVFP4'"):
+        discover(tmp_path)
+
+
 # --- mixed precision --------------------------------------------------------------------------
 
 

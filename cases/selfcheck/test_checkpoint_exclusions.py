@@ -49,6 +49,7 @@ NOT_MEANT = [
     ("*.self_attn.q_proj", f"{ATTENTION}.k_proj"),
     ("model.layers.1", "model.layersX1.self_attn.q_proj"),
     ("*.layersX1.q_proj", "model.layers.1.q_proj"),
+    ("*.mlp.*.up_proj", "model.mlpX0.1.up_proj"),
     ("*.gate", "model.layers.0.mlp.gate_proj"),
     ("*.expert[01].up_proj", "model.expert0.up_proj"),
     ("*.expert?.up_proj", "model.expert0.up_proj"),

@@ -52,7 +52,7 @@ def test_names_that_contain_each_other_stay_apart(tmp_path: Path) -> None:
     modules = [
         "model.layers.1.self_attn",
         "model.layers.11.self_attn",
-        "model.layers.1.self_attn.k_proj.self_attn",
+        "model.k_proj.k_scales.self_attn",
     ]
     values = {module: (0.25 + i, 0.5 + i) for i, module in enumerate(modules)}
     tensors = {n: t for module, (k, v) in values.items() for n, t in scales(k, v, module=module).items()}

@@ -91,6 +91,11 @@ def test_each_layer_of_a_mixture_has_its_own_scheme(algo: str) -> None:
     assert decided.scheme(PLAIN) is Scheme.FP8_PER_CHANNEL_PER_TOKEN
 
 
+def test_one_member_may_not_differ_from_the_fused_module() -> None:
+    with pytest.raises(ConfigError, match="one quant_algo for all"):
+        mixed(qkv_proj=PER_CHANNEL, k_proj="FP8").scheme(QKV)
+
+
 def test_mixture_may_name_the_fused_module() -> None:
     assert mixed(qkv_proj=PER_CHANNEL).scheme(QKV) is Scheme.FP8_PER_CHANNEL_PER_TOKEN
 
@@ -106,15 +111,19 @@ def test_wrappers_of_names_in_a_mixture_may_differ(wrapper: str) -> None:
 @pytest.mark.parametrize("group", [QKV, STORED_FUSED], ids=["split", "stored-fused"])
 @pytest.mark.parametrize(
     "own",
-    [{"v_proj": PER_CHANNEL, "q_proj": "FP8", "k_proj": "FP8"}, {"q_proj": "FP8", "v_proj": "FP8"}],
-    ids=["two-schemes", "one-not-listed"],
+    [
+        {"v_proj": PER_CHANNEL, "q_proj": "FP8", "k_proj": "FP8"},
+        {"q_proj": "FP8", "v_proj": "FP8"},
+        {"qkv_proj": PER_CHANNEL, "q_proj": "FP8", "k_proj": "FP8", "v_proj": "FP8"},
+    ],
+    ids=["two-schemes", "one-not-listed", "fused-name-differs"],
 )
 def test_members_of_a_fused_layer_must_agree(own: dict[str, str | None], group: Group) -> None:
     with pytest.raises(ConfigError) as caught:
         mixed(**own).scheme(group)
     assert caught.value.where == f"{PATH}: {QKV.name}"
-    for part in "qkv":
-        assert f"{PREFIX}.{part}_proj {own.get(f'{part}_proj', 'not listed')}" in caught.value.found
+    for name in ("qkv_proj", "q_proj", "k_proj", "v_proj"):
+        assert f"{PREFIX}.{name} {own.get(name, 'not listed')}" in caught.value.found
 
 
 def test_layer_that_a_mixture_does_not_list_is_not_quantised() -> None:

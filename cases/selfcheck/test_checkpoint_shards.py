@@ -41,14 +41,23 @@ def test_a_file_that_the_index_does_not_name_is_ignored(tmp_path: Path) -> None:
     sharded(tmp_path, {FIRST: {"x": torch.ones(1)}, "model.safetensors": {"y": torch.ones(1)}}, {"x": FIRST})
     with CheckpointReader(tmp_path) as reader:
         assert reader.names == ("x",)
-        assert reader.ignored_files == ("model.safetensors",)
+        assert reader.ignored == ("model.safetensors",)
+
+
+def test_a_tensor_that_the_index_does_not_place_here_is_ignored(tmp_path: Path) -> None:
+    tensors = {FIRST: ("lost", "x", "y"), SECOND: ("x",), "a.safetensors": ("z",)}
+    shards = {shard: {name: torch.ones(1) for name in names} for shard, names in tensors.items()}
+    sharded(tmp_path, shards, {"x": SECOND, "y": FIRST})
+    with CheckpointReader(tmp_path) as reader:
+        assert reader.names == ("x", "y")
+        assert reader.ignored == ("a.safetensors", f"{FIRST}: lost", f"{FIRST}: x")
 
 
 def test_without_an_index_no_file_is_ignored(tmp_path: Path) -> None:
     for i, name in enumerate((FIRST, SECOND)):
         save_file({f"x{i}": torch.ones(1)}, tmp_path / name)
     with CheckpointReader(tmp_path) as reader:
-        assert (reader.names, reader.ignored_files) == (("x0", "x1"), ())
+        assert (reader.names, reader.ignored) == (("x0", "x1"), ())
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_daemon_says_what_no_layer_uses(path: Path, tmp_path: Path) -> None:
     assert said == [
         "4 tensors are not part of any quantised layer: "
         "model.layers.0.self_attn.q_proj.pre_quant_scale, a.weight, b c.weight, …",
-        "1 weight files are not named by the index: stale.safetensors",
+        "1 files or tensors are not named by the index: stale.safetensors",
     ]
 
 

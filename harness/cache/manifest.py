@@ -10,7 +10,7 @@ import torch
 from ..errors import BadManifest
 from ..formats import Layout, ProcessedLayer
 from ..spec import LayerSpec
-from ..tensor_bytes import dtype_name, dtype_of, memory_bytes, sha256
+from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_bytes, sha256
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
 
 
@@ -187,16 +187,22 @@ def plan(layers: list[ProcessedLayer]) -> tuple[tuple[Entry, ...], int]:
 
 
 def fill(arena: Arena, entries: tuple[Entry, ...], layers: list[ProcessedLayer]) -> Manifest:
-    """Copy the tensors to their places, freeze the arena, and describe it."""
-    tensors = {f"{layer.spec.name}.{name}": t for layer in layers for name, t in layer.tensors.items()}
-    for entry in entries:
-        arena.write(entry.offset, memory_bytes(tensors[entry.name]))
+    """Copy the tensors to their places, freeze the arena, and describe it.
+
+    Args:
+        arena: of at least the bytes that `plan` gave.
+        entries: those of `plan` for these layers, in its order.
+        layers: emptied, each as soon as it is copied: the process holds one copy of all, not two.
+    """
+    layouts, unwritten = {layer.spec.name: layer.layout for layer in layers}, iter(entries)
+    while layers:
+        for tensor in layers.pop(0).tensors.values():
+            arena.write(next(unwritten).offset, memory_bytes(tensor))
+        del tensor
+        give_back_freed_memory()
     arena.freeze()
     return Manifest(
-        arena_bytes=arena.nbytes,
-        probe_offset=arena.probe_offset,
-        entries=entries,
-        layouts={layer.spec.name: layer.layout for layer in layers},
+        arena_bytes=arena.nbytes, probe_offset=arena.probe_offset, entries=entries, layouts=layouts
     )
 
 

@@ -3,7 +3,8 @@
 import ctypes
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,8 @@ DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 """safetensors dtype name to the torch dtype it is loaded as."""
+MOST_BUFFERS = os.sysconf("SC_IOV_MAX")
+"""That one preadv may fill."""
 
 
 class CheckpointReader:
@@ -68,8 +71,8 @@ class CheckpointReader:
             on_error.pop_all()
         self.names = tuple(sorted(self._homes))
         """Every tensor of the checkpoint, sorted."""
-        self.ignored_files = self._files.ignored
-        """Weight files in the folder that the index does not name; not part of the checkpoint."""
+        self.ignored = (*self._files.ignored, *self._stale())
+        """What the index does not name: weight files, then `file: tensor`. Not part of the checkpoint."""
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -104,7 +107,7 @@ class CheckpointReader:
         for name in names:
             entry, home = self.entry(name), self._home(name)
             loaded[name], memory = _allocate(entry, self.path / home, name)
-            self._fill(home, memory, entry.start)
+            self._fill(home, [memory], entry.start)
         return loaded
 
     def load_digested(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], str]:
@@ -119,51 +122,105 @@ class CheckpointReader:
         """
         loaded: dict[str, torch.Tensor] = {}
         wanted: dict[str, list[tuple[Entry, memoryview]]] = {home: [] for home in self._files.names}
-        for name in names:
+        # Each once: the memory of a tensor that is replaced is not valid any more.
+        for name in dict.fromkeys(names):
             entry, home = self.entry(name), self._home(name)
             loaded[name], memory = _allocate(entry, self.path / home, name)
             wanted[home].append((entry, memory))
-        digests = [self._stream(home, ranges) for home, ranges in wanted.items()]
+        with ThreadPoolExecutor(1) as hasher:
+            digests = [self._stream(home, ranges, hasher) for home, ranges in wanted.items()]
         index = self._files.index
         return loaded, combined(digests if index is None else [*digests, index_digest(index)])
+
+    def _stale(self) -> list[str]:
+        return [
+            f"{home}: {name}"
+            for home, header in self._headers.items()
+            for name in header.entries
+            if self._homes.get(name) != home
+        ]
 
     def _home(self, name: str) -> str:
         if name not in self._homes:
             raise _missing(self.path, name)
         return self._homes[name]
 
-    def _fill(self, home: str, memory: memoryview, start: int) -> None:
-        done = 0
-        while done < len(memory):
-            count = os.preadv(self._fds[home], [memory[done : done + CHUNK]], start + done)
+    def _fill(self, home: str, buffers: Sequence[memoryview], start: int) -> None:
+        """Read on from offset `start` into one buffer after the other."""
+        unread, offset = [buffer for buffer in buffers if buffer], start
+        while unread:
+            count = os.preadv(self._fds[home], unread[:MOST_BUFFERS], offset)
             if not count:
+                wanted = sum(map(len, buffers))
                 raise malformed(
-                    self.path / home, f"{len(memory)} bytes at offset {start}", f"{done}, then the end"
+                    self.path / home, f"{wanted} bytes at offset {start}", f"{offset - start}, then the end"
                 )
-            done += count
+            offset += count
             self.bytes_read += count
+            unread = _behind(unread, count)
 
-    def _stream(self, home: str, wanted: Sequence[tuple[Entry, memoryview]]) -> FileDigest:
+    def _stream(
+        self, home: str, wanted: Sequence[tuple[Entry, memoryview]], hasher: ThreadPoolExecutor
+    ) -> FileDigest:
+        """Read the whole file, wanted ranges to their places; each batch is hashed while the next is read."""
         header, sha = self._headers[home], hashlib.sha256()
         head = memoryview(bytearray(header.header_bytes))
-        self._fill(home, head, 0)
+        self._fill(home, [head], 0)
         sha.update(head)
         if sha.hexdigest() != header.sha256 or os.fstat(self._fds[home]).st_size != header.size:
             raise _changed(header.file)
-        buffer = memoryview(bytearray(min(CHUNK, header.size)))
-        for offset in range(header.header_bytes, header.size, CHUNK):
-            chunk = buffer[: min(CHUNK, header.size - offset)]
-            self._fill(home, chunk, offset)
-            sha.update(chunk)
-            for entry, memory in wanted:
-                _copy_overlap(chunk, offset, entry, memory)
+
+        def update(batch: list[memoryview]) -> None:
+            for buffer in batch:
+                sha.update(buffer)
+
+        offset, hashed = header.header_bytes, Future[None]()
+        hashed.set_result(None)
+        for batch in _batches(_pieces(header, wanted)):
+            self._fill(home, batch, offset)
+            offset += sum(map(len, batch))
+            hashed.result()
+            hashed = hasher.submit(update, batch)
+        hashed.result()
         return home, header.size, sha.hexdigest()
 
 
-def _copy_overlap(chunk: memoryview, offset: int, entry: Entry, memory: memoryview) -> None:
-    first, last = max(offset, entry.start), min(offset + len(chunk), entry.stop)
-    if first < last:
-        memory[first - entry.start : last - entry.start] = chunk[first - offset : last - offset]
+def _pieces(header: Header, wanted: Sequence[tuple[Entry, memoryview]]) -> Iterator[memoryview]:
+    """Where the bytes behind the header go, in order, at most CHUNK each; unwanted ones into spare memory."""
+    offset = header.header_bytes
+    for entry, memory in sorted(wanted, key=lambda item: (item[0].start, item[0].stop)):
+        yield from _unwanted(entry.start - offset)
+        for start in range(0, len(memory), CHUNK):
+            yield memory[start : start + CHUNK]
+        offset = entry.stop
+    yield from _unwanted(header.size - offset)
+
+
+def _unwanted(count: int) -> Iterator[memoryview]:
+    for start in range(0, count, CHUNK):
+        yield memoryview(bytearray(min(CHUNK, count - start)))
+
+
+def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Neighbours together up to CHUNK bytes, since small tensors are many."""
+    batch: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        if size + len(piece) > CHUNK:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece)
+    yield batch
+
+
+def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of the buffers behind their first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []
 
 
 def _allocate(entry: Entry, file: Path, name: str) -> tuple[torch.Tensor, memoryview]:

@@ -88,17 +88,15 @@ class SchemePlan:
     def _own_algo(self, group: Group) -> str | None:
         """What `quantized_layers` gives a layer, by its own name or by those of its members; None without."""
         whole = self._listed(group.name)
-        if whole is not None:
-            return whole
-        algos = {member: self._listed(member) for member in group.members}
-        if len(set(algos.values())) > 1:
+        algos = {member: self._listed(member) or whole for member in group.members}
+        if len(set(algos.values()) | ({whole} - {None})) > 1:
             raise ConfigError(
                 f"{self._path}: {group.name}",
                 expected="one quant_algo for all projections of the fused layer",
-                found=", ".join(f"{member} {algo or 'not listed'}" for member, algo in algos.items()),
+                found=", ".join(f"{m} {a or 'not listed'}" for m, a in {group.name: whole, **algos}.items()),
                 remedy="Export the fused projections alike: a fused layer cannot be half quantised.",
             )
-        return next(iter(algos.values()))
+        return algos[group.members[0]]
 
     def _listed(self, module: str) -> str | None:
         algo = self._algos.get(module, self._algos.get(unwrapped(module)))
