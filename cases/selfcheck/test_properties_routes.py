@@ -121,7 +121,7 @@ def test_tensors_reach_an_engine_through_the_arena(
     entries, end = plan(layers)
     arena = create_arena(transport, end)
     with listening(folder / "s") as listener:
-        manifest = fill(arena, entries, layers)
+        manifest = fill(arena, entries, list(layers))
         server = CacheServer(listener, arena, manifest, {"content": "c"}, transport)
         client = CacheClient(folder / "s")
         attached = client.attach({"content": "c"}, transport)
@@ -161,7 +161,7 @@ def test_arena_maps_once_whatever_the_number_of_tensors(folder: Path) -> None:
     entries, end = plan(layers)
     arena = create_arena("memfd", end)
     with listening(folder / "s") as listener:
-        server = CacheServer(listener, arena, fill(arena, entries, layers), {}, "memfd")
+        server = CacheServer(listener, arena, fill(arena, entries, list(layers)), {}, "memfd")
         client = CacheClient(folder / "s")
         client.digests()
         before = len(os.listdir("/proc/self/fd"))
