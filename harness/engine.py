@@ -95,6 +95,7 @@ def live(job: EngineJob, reporter: Reporter) -> None:
         reporter.phase("probed", probe=loaded.attached.arena.read_probe().hex())
     layer = FusedFp8Linear(processed, kernel)
     results = run_layer(layer, load_file(job.inputs))
+    reporter.phase("located", places_after=places(processed))
     reporter.phase("ran", kernels=kernel.launched)
     save_file(results | stored(processed), job.results)
     reporter.phase("finished", tensors_after=digests(processed))
@@ -133,6 +134,13 @@ def stored(processed: ProcessedLayer) -> dict[str, torch.Tensor]:
 def digests(processed: ProcessedLayer) -> dict[str, str]:
     """Full tensor name to sha256 of its bytes, as they are now."""
     return {f"{processed.spec.name}.{name}": sha256(t) for name, t in processed.tensors.items()}
+
+
+def places(processed: ProcessedLayer) -> dict[str, list[Any]]:
+    """Full tensor name to the allocation and the offset where it lies now."""
+    return {
+        f"{processed.spec.name}.{name}": list(memory_identity(t)) for name, t in processed.tensors.items()
+    }
 
 
 def describe(loaded: Loaded, processed: ProcessedLayer) -> dict[str, Any]:

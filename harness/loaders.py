@@ -1,6 +1,7 @@
 """The two loaders: from the disk, and from the weight cache with or without fallback."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,10 +126,15 @@ def load_from_cache(
         if not request.fallback_allowed:
             raise
         return load_from_disk(checkpoint, layers, links_into=links_into, route_taken="fallback")
-    _require_preprocessed(kernel, layers)
-    key = make_key(checkpoint, request.expected_content, list(layers), kernel)
-    attached = client.attach(key, request.transport)
-    restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
+    # An error keeps its frames alive, and with them what they hold, until it has been dealt with.
+    with ExitStack() as on_error:
+        on_error.callback(client.close)
+        _require_preprocessed(kernel, layers)
+        key = make_key(checkpoint, request.expected_content, list(layers), kernel)
+        attached = client.attach(key, request.transport)
+        on_error.callback(attached.arena.close)
+        restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
+        on_error.pop_all()
     return Loaded(layers=restored, route_taken="attach", attached=attached)
 
 

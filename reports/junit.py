@@ -13,6 +13,8 @@ from .text import clean, flatten, one_line
 from .view import CaseView, cases_in_order, device, evidence_sha256
 
 SUITE = "loadproof"
+_LONGEST = 4000
+"""Characters of a message; the evidence holds it whole."""
 _NOT_XML = re.compile("[\ufffe\uffff]")
 """What `clean` leaves and XML 1.0 forbids."""
 
@@ -82,7 +84,7 @@ def _testcase(suite: Element, classname: str, name: str) -> Element:
 
 
 def _ended(element: Element, tag: str, outcome: Outcome, message: str, details: str = "") -> None:
-    found = SubElement(element, tag, type=outcome.value, message=_attribute(message))
+    found = SubElement(element, tag, type=outcome.value, message=_attribute(_cut(message)))
     found.text = _inert(details) or None
 
 
@@ -90,6 +92,10 @@ def _details(case: CaseView, evidence: object = None) -> str:
     routes = [f"{name}: {outcome.value}" for name, outcome in case.outcomes.items()]
     facts = [f"{name}: {value}" for name, value in flatten(evidence)]
     return "\n".join([*routes, *facts, *([f"rerun: {case.rerun}"] if case.rerun else [])])
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}… [{len(message)} characters]"
 
 
 def _attribute(text: str) -> str:

@@ -64,6 +64,7 @@ CAUGHT = {
     "channel-scales-padded-with-zero": ("processed_exact", "PROCESSED"),
     "first-input-scale": ("processed_exact", "PROCESSED"),
     "copied-by-value": ("pointers_shared", "NOT_SHARED"),
+    "rebound-after-attaching": ("pointers_shared", "NOT_SHARED"),
     "silent-disk-load-by-read": ("route_witnessed", "WRONG_ROUTE"),
     "silent-disk-load-by-mmap": ("route_witnessed", "WRONG_ROUTE"),
     "disk-instead-of-attach": ("route_witnessed", "WRONG_ROUTE"),

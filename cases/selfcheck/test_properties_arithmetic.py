@@ -92,6 +92,20 @@ def test_static_quantisation_is_a_product_with_the_rounded_inverse(values: list[
         assert same(decoded(code), exact_number(product, math.copysign(1, value) < 0)), (value, scale)
 
 
+@given(st.lists(st.tuples(st.integers(0, 125), st.integers(-3, 3)), min_size=8, max_size=8), legal_scales)
+@examples(150)
+def test_static_quantisation_decides_ties_by_the_product(places: list[tuple[int, int]], scale: float) -> None:
+    # Around a tie, a division instead of the product with the inverse gives another code.
+    ties = float32([(decoded(code) + decoded(code + 1)) / 2 for code, _ in places]) * scale
+    values = (ties.view(torch.int32) + torch.tensor([step for _, step in places])).view(torch.float32)
+    assume(values.isfinite().all())
+    inverse = nearest(1 / Fraction(scale), FLOAT32)
+    found = codes(quantize_static(values, torch.tensor(scale, dtype=torch.float32)))
+    for value, code in zip(values.tolist(), found, strict=True):
+        product = nearest(Fraction(value) * inverse, FLOAT32)
+        assert same(decoded(code), exact_number(product, math.copysign(1, value) < 0)), (value, scale)
+
+
 @given(legal_scales)
 @examples(100)
 def test_static_quantisation_keeps_nan_clamps_infinity_and_keeps_the_sign_of_zero(scale: float) -> None:

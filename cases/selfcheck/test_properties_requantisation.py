@@ -1,10 +1,11 @@
 """Fusing projections of unequal scales: the largest scale wins, and each projection keeps its numbers."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from loadproof.harness.checkpoint.layers import ProjectionTensors
@@ -13,7 +14,15 @@ from loadproof.harness.formats import FORMATS, ProcessedLayer
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 
 from .exact import FLOAT16, FLOAT32, decoded, e4m3, half_step, nearest
-from .strategies import any_codes, examples, float16_scales, layers_with_tensors, projections_of, seeds
+from .strategies import (
+    any_codes,
+    examples,
+    float16_scales,
+    layers_with_tensors,
+    legal_scales,
+    projections_of,
+    seeds,
+)
 
 FP8 = FORMATS[Scheme.FP8]
 only_fp8 = layers_with_tensors(scheme=st.just(Scheme.FP8), widths=st.integers(1, 12))
@@ -29,6 +38,27 @@ def rows(processed: ProcessedLayer) -> torch.Tensor:
 def fused_of(count: int, width: int, k: int) -> LayerSpec:
     parts = tuple(Projection(name=f"p{i}", logical_width=width) for i in range(count))
     return LayerSpec(name="fused", scheme=Scheme.FP8, projections=parts, logical_k=k)
+
+
+def scaled(p: ProjectionTensors, scale: float) -> ProjectionTensors:
+    return replace(p, weight_scale=torch.tensor(scale, dtype=torch.float32))
+
+
+def projections_of_codes(layer: LayerSpec, weight: torch.Tensor, *scales: float) -> list[ProjectionTensors]:
+    """One weight in every projection, each with a scale of its own."""
+    return [
+        ProjectionTensors(
+            projection=part,
+            weight=weight,
+            weight_scale=torch.tensor(scale, dtype=torch.float32),
+            input_scale=torch.tensor(1.0),
+            bias=None,
+        )
+        for part, scale in zip(layer.projections, scales, strict=True)
+    ]
+
+
+ONE = (fused_of(2, 8, 32), projections_of_codes(fused_of(2, 8, 32), any_codes(0, 8, 32), 1.0, 1.0))
 
 
 @given(only_fp8)
@@ -48,16 +78,7 @@ def test_requantised_code_is_what_exact_arithmetic_gives(code: int, scale: float
     largest = max(scale, other)
     layer = fused_of(2, 1, 1)
     weight = torch.tensor([[code]], dtype=torch.uint8).view(torch.float8_e4m3fn)
-    projections = [
-        ProjectionTensors(
-            projection=p,
-            weight=weight,
-            weight_scale=torch.tensor(s, dtype=torch.float32),
-            input_scale=torch.tensor(1.0),
-            bias=None,
-        )
-        for p, s in zip(layer.projections, (scale, other), strict=True)
-    ]
+    projections = projections_of_codes(layer, weight, scale, other)
     found = rows(FP8.process(layer, projections))[0, 0].item()
     dequantised = nearest(Fraction(decoded(code)) * nearest(Fraction(scale), FLOAT16), FLOAT16)
     wanted = e4m3(nearest(dequantised * nearest(1 / Fraction(largest), FLOAT32), FLOAT32))
@@ -82,11 +103,13 @@ def test_requantised_numbers_are_within_half_a_step(drawn: Drawn) -> None:
             assert abs(held - exact) <= half_step((abs(exact) + lost) / largest) * largest + lost
 
 
-@given(layers_with_tensors(scheme=st.just(Scheme.FP8)), float16_scales)
+@example(drawn=ONE, scale=1e-9)
+@example(drawn=ONE, scale=1e6)
+@given(drawn=layers_with_tensors(scheme=st.just(Scheme.FP8)), scale=legal_scales)
 @examples(60)
 def test_equal_scales_are_a_no_op_on_every_byte(drawn: Drawn, scale: float) -> None:
     layer, projections = drawn
-    equal = [_scaled(p, scale) for p in projections]
+    equal = [scaled(p, scale) for p in projections]
     stored = torch.cat([p.weight.view(torch.uint8) for p in projections])
     assert rows(FP8.process(layer, equal)).equal(stored)
 
@@ -122,7 +145,7 @@ def test_shard_without_rows_changes_no_row(scheme: Scheme, empty: int, data: st.
     projections = data.draw(projections_of(layer))
     if scheme is Scheme.FP8:
         # Its scale still counts; as the smallest it decides nothing.
-        projections[empty] = _scaled(projections[empty], min(p.weight_scale.item() for p in projections))
+        projections[empty] = scaled(projections[empty], min(p.weight_scale.item() for p in projections))
     without = LayerSpec(
         name="fused",
         scheme=scheme,
@@ -143,25 +166,6 @@ def test_weights_that_overflow_float16_are_refused(seed: int, scale: float, othe
     layer = fused_of(2, 4, 4)
     weight = any_codes(seed, 4, 4)
     weight.view(torch.uint8)[0, 0] = 0x7E
-    projections = [
-        ProjectionTensors(
-            projection=p,
-            weight=weight,
-            weight_scale=torch.tensor(s, dtype=torch.float32),
-            input_scale=torch.tensor(1.0),
-            bias=None,
-        )
-        for p, s in zip(layer.projections, (scale, other), strict=True)
-    ]
+    projections = projections_of_codes(layer, weight, scale, other)
     with pytest.raises(BadScale, match="float16"):
         FP8.process(layer, projections)
-
-
-def _scaled(p: ProjectionTensors, scale: float) -> ProjectionTensors:
-    return ProjectionTensors(
-        projection=p.projection,
-        weight=p.weight,
-        weight_scale=torch.tensor(scale, dtype=torch.float32),
-        input_scale=p.input_scale,
-        bias=p.bias,
-    )

@@ -39,7 +39,7 @@ class CacheClient:
 
         Raises:
             DaemonUnavailable: no socket, or nobody listens.
-            UnsafeSocket, SocketPathTooLong: see `socket_path`.
+            DaemonUnresponsive, UnsafeSocket, SocketPathTooLong: see `socket_path`.
         """
         self._path = path
         self._timeout = timeout

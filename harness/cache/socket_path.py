@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import DaemonRunning, DaemonUnavailable, SocketPathTooLong, UnsafeSocket
+from ..errors import DaemonRunning, DaemonUnavailable, DaemonUnresponsive, SocketPathTooLong, UnsafeSocket
 from .wire import peer_pid
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -52,6 +52,8 @@ def check_socket(path: Path) -> None:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _unavailable(path, "no such file") from error
+    except OSError as error:
+        raise _unusable(path, error) from error
     check_directory(path.parent)
     _require_owner(path, status)
     if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
@@ -64,7 +66,12 @@ def check_socket(path: Path) -> None:
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """Connect to the daemon at `path`, whose user must be ours; raises as `check_socket` does."""
+    """Connect to the daemon at `path`, whose user must be ours.
+
+    Raises:
+        DaemonUnresponsive: it does not accept; it may be stopped, with its queue full.
+        As `check_socket`, otherwise.
+    """
     check_socket(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -74,6 +81,17 @@ def connect(path: Path, timeout: float) -> socket.socket:
     except (ConnectionRefusedError, FileNotFoundError) as error:
         connection.close()
         raise _unavailable(path, "nobody listening") from error
+    except (TimeoutError, BlockingIOError) as error:
+        connection.close()
+        raise DaemonUnresponsive(
+            path,
+            expected=f"a daemon that accepts within {timeout:g} s",
+            found="a full queue",
+            remedy="Check whether the daemon is stopped or overloaded; restart it.",
+        ) from error
+    except OSError as error:
+        connection.close()
+        raise _unusable(path, error) from error
     except BaseException:
         connection.close()
         raise
@@ -89,11 +107,14 @@ def listening(path: Path) -> Iterator[socket.socket]:
         SocketPathTooLong, UnsafeSocket: see the checks above.
     """
     check_length(path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_directory(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        inode = _place(listener, path)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_directory(path.parent)
+            inode = _place(listener, path)
+        except OSError as error:
+            raise _unusable(path, error) from error
         try:
             yield listener
         finally:
@@ -128,9 +149,9 @@ def _place(listener: socket.socket, path: Path) -> int:
 def _require_vacant(path: Path) -> None:
     try:
         connection = connect(path, timeout=1.0)
-    except (DaemonUnavailable, FileNotFoundError):
+    except DaemonUnavailable:
         return
-    except (TimeoutError, BlockingIOError):
+    except DaemonUnresponsive:
         owner = "a daemon that does not accept"
     else:
         owner = f"process {peer_pid(connection)}"
@@ -159,6 +180,15 @@ def _require_owner(path: Path, status: os.stat_result) -> None:
             found=f"owner {status.st_uid}",
             remedy="Use a path that belongs to the user who runs the engine.",
         )
+
+
+def _unusable(path: Path, error: OSError) -> UnsafeSocket:
+    return UnsafeSocket(
+        path,
+        expected="a stream socket, or a place for one, in a directory of our own",
+        found=error.strerror or type(error).__name__,
+        remedy="Remove what is in its place, if it is yours, or choose another path.",
+    )
 
 
 def _unavailable(path: Path, found: str) -> DaemonUnavailable:

@@ -13,6 +13,7 @@ def pointers_shared(seen: CaseObservation, tally: Tally) -> str:
     for route in seen.in_order():
         tensors = [TensorRecord(**t) for t in route.said("tensors")]
         tally.require(bool(tensors), Outcome.INCOMPLETE, f"Route {route.route.name} lists no tensor.")
+        _require_unmoved(route, tensors, tally)
         if not route.route.shares:
             for tensor in tensors:
                 private = tensor.allocation != seen.daemon.allocation
@@ -30,6 +31,13 @@ def pointers_shared(seen: CaseObservation, tally: Tally) -> str:
         "Each attached tensor lies in the daemon's allocation at the manifest's offset, and the probe "
         "page shows the daemon's writes; the loaded ones lie elsewhere."
     )
+
+
+def _require_unmoved(route: RouteObservation, tensors: list[TensorRecord], tally: Tally) -> None:
+    loaded = {t.name: [t.allocation, t.offset] for t in tensors}
+    found = route.said("places_after")
+    detail = f"Route {route.route.name} computed with other memory than it had loaded."
+    tally.require(found == loaded, Outcome.NOT_SHARED, detail, expected=loaded, found=found)
 
 
 def _require_shared(

@@ -31,6 +31,22 @@ def copied_by_value(process: str, loader: str) -> None:
         edit_attached(copy)
 
 
+@defect("pointers_shared", Outcome.NOT_SHARED)
+def rebound_after_attaching(process: str, loader: str) -> None:
+    """The attached engine computes with a copy of its weight; every byte and digest is right."""
+    if process != "engine" or loader != "cache":
+        return
+    original = engine.run_layer
+
+    def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        held = layer.processed.tensors
+        if "memfd" in memory_identity(held["weight"])[0]:
+            held["weight"] = held["weight"].t().clone().t()
+        return original(layer, inputs)
+
+    replace(engine, "run_layer", run)
+
+
 @defect("route_witnessed", Outcome.WRONG_ROUTE)
 def silent_disk_load_by_read(process: str, loader: str) -> None:
     """The engine reads the weight files beside attaching, and keeps quiet about it."""

@@ -34,8 +34,11 @@ class FileWitness:
         if self._fd < 0:
             raise self._refused("inotify_init1")
         targets = {folder / name: name for name in files} if by_inode else {folder: ""}
+        self._watches: dict[int, set[str]] = {}
         try:
-            self._watches = {self._watch(path): name for path, name in targets.items()}
+            for path, name in targets.items():
+                # Links to one file share a watch.
+                self._watches.setdefault(self._watch(path), set()).add(name)
         except LoadproofError:
             os.close(self._fd)
             raise
@@ -52,7 +55,9 @@ class FileWitness:
                 offset += length
                 if mask & _IN_Q_OVERFLOW:
                     raise self._refused("an inotify queue that does not overflow")
-                seen.add(name or self._watches.get(watch, ""))
+                # A watched file that goes is reported too, and nobody has opened it.
+                if mask & IN_OPEN:
+                    seen |= {name} if name else self._watches[watch]
         return sorted(seen & self._files)
 
     def __enter__(self) -> "FileWitness":

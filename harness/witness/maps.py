@@ -14,7 +14,7 @@ def memory_identity(tensor: torch.Tensor) -> tuple[str, int]:
         the same in every process. Otherwise `private:<pid>:<storage address>`.
     """
     address = tensor.data_ptr()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in _maps().split("\n"):
         span, _, offset, device, inode, *name = line.split(maxsplit=5)
         start, stop = (int(part, 16) for part in span.split("-"))
         if start <= address < stop:
@@ -24,3 +24,8 @@ def memory_identity(tensor: torch.Tensor) -> tuple[str, int]:
             break
     storage = tensor.untyped_storage().data_ptr()
     return f"private:{os.getpid()}:{storage:#x}", address - storage
+
+
+def _maps() -> str:
+    # A mapped file may have any bytes in its name; none of them is a line's end.
+    return Path("/proc/self/maps").read_bytes().decode("utf-8", "backslashreplace").rstrip("\n")
