@@ -1,12 +1,8 @@
 """The four-way proof of one case: run the four routes in order, observe, check, record."""
 
-import shutil
 import time
 from pathlib import Path
-from tempfile import mkdtemp
 from types import TracebackType
-
-from safetensors.torch import save_file
 
 from .checkpoint.digest import content_digest
 from .checkpoint.layers import ProjectionTensors, checked_projections, tensor_names
@@ -19,6 +15,7 @@ from .observation import CaseObservation
 from .record import CaseRecord
 from .recording import record_case
 from .runner import ProofRequest, Runner
+from .scratch import make_scratch, remove_scratch, save_tensors
 from .spec import LayerSpec
 from .subjects.builtin import BuiltinSubject
 from .subjects.protocol import Subject
@@ -58,11 +55,11 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
     """
     started = time.monotonic()
     # Short and private: a socket path has 107 bytes, and other users have no business in it.
-    scratch = Path(mkdtemp(prefix="loadproof-"))
+    scratch = make_scratch()
     try:
         projections = read_projections(request.case.layer, request.checkpoint)
         inputs = make_inputs(request.case, projections)
-        save_file(inputs, scratch / "inputs.safetensors")
+        save_tensors(inputs, scratch / "inputs.safetensors")
         runner = Runner(request, subject, scratch)
         routes, daemon = runner.run()
         seen = CaseObservation(
@@ -76,7 +73,7 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
         _require_unchanged(request)
         return record_case(request, seen, (time.monotonic() - started) * 1e3)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch)
 
 
 def _require_unchanged(request: ProofRequest) -> None:

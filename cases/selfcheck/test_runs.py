@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from loadproof.harness import launch
 from loadproof.harness.errors import LaunchError
 from loadproof.harness.launch import Forkserver
 
@@ -123,7 +125,7 @@ def test_killed_harness_leaves_no_process(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from loadproof.harness.launch import Forkserver;"
         "server = Forkserver(); child = server.spawn('engine', Path(sys.argv[1]));"
-        "print(server._process.pid, child.pid, flush=True); time.sleep(60)"
+        "print(server._server.process.pid, child.pid, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "stderr")], stdout=subprocess.PIPE, text=True
@@ -147,19 +149,22 @@ def alive(pid: int) -> bool:
 
 
 def test_forkserver_without_its_preload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Forkserver, "_receive", lambda self, timeout: {"modules": [], "threads": 1})
+    monkeypatch.setattr(launch._Server, "_receive", lambda self, timeout: {"modules": [], "threads": 1})
     with pytest.raises(LaunchError, match="imported"):
         Forkserver()
 
 
-def test_proof_leaves_no_file_descriptor_and_no_folder(tmp_path: Path) -> None:
+def test_proof_leaves_no_file_descriptor_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from loadproof.cases.selfcheck.test_defects import prove
     from loadproof.harness.proof import Prover
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Prover() as prover:
         prove(prover, tmp_path / "warm", None)
-        fds, folders = len(os.listdir("/proc/self/fd")), set(Path("/tmp").glob("loadproof-*"))
+        fds = len(os.listdir("/proc/self/fd"))
         for index in range(3):
             prove(prover, tmp_path / str(index), "abort" if index == 1 else None)
         assert len(os.listdir("/proc/self/fd")) == fds
-        assert set(Path("/tmp").glob("loadproof-*")) <= folders
+        assert not list(tmp_path.glob("loadproof-*"))
