@@ -14,9 +14,17 @@ from loadproof.harness.matrix import cases
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("run.json", "evidence.jsonl", "report.html", "validation.md", "junit.xml")
-FIRST, SECOND = (case.id for case in cases("synthetic-layers", transport="memfd", kernel=None)[:2])
-REAL = ("cases/layers", "-k", f"{FIRST} or {SECOND}", "--loadproof-transport", "memfd")
+_IDS = [case.id for case in cases("synthetic-layers", transport="memfd", kernel=None)]
+FIRST, SECOND = _IDS[:2]
+
+
+def _only(ids: list[str]) -> tuple[str, ...]:
+    return "-k", " or ".join(ids), "--loadproof-transport", "memfd"
+
+
+REAL = ("cases/layers", *_only([FIRST, SECOND]))
 """Two cases with all their processes."""
+LIGHT_CASES = 8
 
 _LIGHT = """
 import pytest
@@ -75,7 +83,7 @@ def light(folder: Path) -> tuple[str, ...]:
     """Arguments of a run over canned evidence, without torch: for what happens around the proofs."""
     file = folder / "test_light.py"
     file.write_text(_LIGHT)
-    return str(file), "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)
+    return str(file), "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), *_only(_IDS[:LIGHT_CASES])
 
 
 def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...] = ()) -> BadRun:

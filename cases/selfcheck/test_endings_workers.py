@@ -68,8 +68,8 @@ def scheduler(nodes: list[Node], nodeids: list[str]) -> CaseScheduling:
 
 
 def finish(made: CaseScheduling, node: Node, count: int) -> None:
-    for index in node.given[:count]:
-        made.mark_test_complete(node, index)
+    for done in range(count):
+        made.mark_test_complete(node, node.given[done])
 
 
 CASE_IDS = [case.id for case in cases("synthetic-layers", transport=None, kernel=None)[:4]]
@@ -126,7 +126,7 @@ def pytest_runtest_call(item):
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0" and item.name.startswith("test_two"):
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    run = start(tmp_path, *light(tmp_path), "-n", "2", "--maxworkerrestart=0", plant=plant)
+    run = start(tmp_path, *light(tmp_path), "-n", "2", "--max-worker-restart=0", plant=plant)
     code, text = run.end()
     assert code != 0
     run.require_reports()
