@@ -87,6 +87,7 @@ def test_full_disk_ends_in_one_clear_error_and_no_torn_file(tmp_path: Path, file
         assert '"verdict": "INCOMPLETE"' in (kept / "run.json").read_text()
     else:
         assert (kept / "planned.json").exists()
+        assert "loadproof render" in text
     run.require_nothing_left()
 
 
