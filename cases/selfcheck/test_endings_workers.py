@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if {SECOND!r} in item.nodeid:
             item.add_marker(pytest.mark.timeout(1))
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     if {SECOND!r} in item.nodeid:
         time.sleep(60)
