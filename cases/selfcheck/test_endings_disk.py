@@ -1,6 +1,7 @@
 """Runs without room: a full disk under the output folder, files and memory that may not grow."""
 
 import resource
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from loadproof.cases.selfcheck.endings import LIGHT_CASES, light, start
 from loadproof.cases.selfcheck.test_defects import prove
+from loadproof.harness import scratch
 from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import Prover
@@ -138,3 +140,18 @@ def test_scratch_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Monke
             save_tensors({"x": torch.zeros(4096)}, tmp_path / "inputs.safetensors")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_interrupted_removal_is_finished_at_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(folder: Path, ignore_errors: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = scratch.make_scratch()
+    (folder / "inputs").write_text("x")
+    with monkeypatch.context() as planted:
+        planted.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scratch.remove_scratch(folder)
+    scratch._remove_left()
+    assert not folder.exists()
