@@ -133,3 +133,19 @@ def pytest_runtest_setup(item):
     assert run.record()["verdict"] == "NOT_EQUIVALENT"
     run.require_reports()
     run.require_nothing_left()
+
+
+def test_a_process_and_a_folder_left_behind_are_seen(tmp_path: Path) -> None:
+    plant = """
+import os, subprocess
+def pytest_configure():
+    quiet = subprocess.DEVNULL
+    subprocess.Popen(["sleep", "4"], stdout=quiet, stderr=quiet, start_new_session=True)
+    os.mkdir(os.environ["TMPDIR"] + "/loadproof-left")
+"""
+    run = start(tmp_path, *light(tmp_path), plant=plant)
+    assert run.end()[0] == 0
+    with pytest.raises(AssertionError, match="sleep"):
+        run.require_nothing_left(0.2)
+    with pytest.raises(AssertionError, match="loadproof-left"):
+        run.require_nothing_left(10)
