@@ -95,6 +95,8 @@ def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...
     env = os.environ | {"TMPDIR": str(tmp), "LOADPROOF_TEST_MARK": mark, "PYTHONPATH": paths}
     out = folder / "run"
     command = [*before, sys.executable, "-m", "pytest", *arguments, "-p", "planted", "-p", "no:cacheprovider"]
+    # Hypothesis imports all of itself at the end of an interrupted worker: seconds on a busy machine.
+    command += ["-p", "no:hypothesispytest"]
     process = subprocess.Popen(
         [*command, "--loadproof-out", str(out)],
         cwd=ROOT,
