@@ -6,6 +6,16 @@ from pathlib import Path
 from .errors import OutputUnwritable
 
 
+def unwritable(path: Path, error: OSError) -> OutputUnwritable:
+    """The error that says why `path` could not be written; names the file that the system named."""
+    return OutputUnwritable(
+        error.filename or path,
+        expected="a writable place",
+        found=error.strerror or str(error) or type(error).__name__,
+        remedy="Free the disk, or choose a folder that you may write to.",
+    )
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` in one step, on disk before it is seen; makes its folder.
 
@@ -24,9 +34,4 @@ def write_atomically(path: Path, text: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputUnwritable(
-            path,
-            expected="a writable place",
-            found=error.strerror or type(error).__name__,
-            remedy="Free the disk, or choose a folder that you may write to.",
-        ) from error
+        raise unwritable(path, OSError(error.errno, error.strerror)) from error

@@ -31,10 +31,13 @@ class Channel:
         while b"\n" not in self._buffer:
             if deadline is not None and deadline <= time.monotonic():
                 raise TimeoutError
-            self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
             try:
+                self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
                 chunk = self._socket.recv(65536)
-            except ConnectionError as error:
+            except TimeoutError:
+                raise
+            except OSError as error:
+                # Gone, or closed by ourselves.
                 raise Closed from error
             if not chunk:
                 raise Closed

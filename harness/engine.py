@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from .channel import Channel
 from .errors import LoadproofError
@@ -14,6 +14,7 @@ from .formats import ProcessedLayer
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
 from .loaders import CacheRequest, Loaded, load_from_cache, load_from_disk
+from .scratch import save_tensors
 from .spec import LayerSpec
 from .tensor_bytes import dtype_name, memory_bytes, sha256
 from .witness.maps import memory_identity
@@ -97,7 +98,7 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     results = run_layer(layer, load_file(job.inputs))
     reporter.phase("located", places_after=places(processed))
     reporter.phase("ran", kernels=kernel.launched)
-    save_file(results | stored(processed), job.results)
+    save_tensors(results | stored(processed), job.results)
     reporter.phase("finished", tensors_after=digests(processed))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .atomic_file import unwritable
 from .channel import Channel, Closed
 from .errors import LaunchError, ProcessTimeout
 
@@ -20,16 +21,39 @@ STDERR_TAIL_BYTES = 16 * 1024
 
 
 class Forkserver:
-    """A process that has imported torch, and forks engines and daemons."""
+    """A process that has imported torch, and forks engines and daemons; a fresh one where it was killed."""
 
     def __init__(self) -> None:
         """Start it and check that the preload really happened; raises LaunchError."""
+        self._server = _Server()
+
+    def spawn(self, kind: str, stderr: Path) -> "Child":
+        """Start a process life: `engine` or `daemon`. Its output goes to the file `stderr`.
+
+        Raises:
+            LaunchError: the server died meanwhile, or did not answer.
+            OutputUnwritable: `stderr` cannot be made.
+        """
+        if self._server.process.poll() is not None:
+            self._server.close()
+            self._server = _Server()
+        return self._server.spawn(kind, stderr)
+
+    def close(self) -> None:
+        """End the server, and with it every process it forked."""
+        self._server.close()
+
+
+class _Server:
+    """One life of the forkserver, and the exits of what it forked."""
+
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
         single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -42,14 +66,22 @@ class Forkserver:
         try:
             self._check(self._receive(START_SECONDS))
         except BaseException:
+            # Nothing is forked yet, and an importing server does not look at its socket.
+            self.process.kill()
             self.close()
             raise
 
     def spawn(self, kind: str, stderr: Path) -> "Child":
-        """Start a process life: `engine` or `daemon`. Its output goes to the file `stderr`."""
+        try:
+            log = stderr.open("wb")
+        except OSError as error:
+            raise unwritable(stderr, error) from error
         ours, theirs = socket.socketpair()
-        with theirs, stderr.open("wb") as log:
-            socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
+        with theirs, log:
+            try:
+                socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
+            except OSError as error:
+                raise self._silent(error) from error
             while "pid" not in (reply := self._receive(EXIT_SECONDS)):
                 self._exits[reply["exited"]] = reply["status"]
         # Messages are in order: an exit noted under this pid is an earlier process's.
@@ -57,13 +89,12 @@ class Forkserver:
         return Child(reply["pid"], Channel(ours), stderr, self._wait)
 
     def close(self) -> None:
-        """End the server, and with it every process it forked."""
         self._main.close()
         try:
-            self._process.wait(EXIT_SECONDS)
+            self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def _wait(self, pid: int, timeout: float) -> int | None:
         deadline = time.monotonic() + timeout
@@ -82,12 +113,15 @@ class Forkserver:
         try:
             return self._main.receive(timeout)
         except (Closed, TimeoutError) as error:
-            raise LaunchError(
-                "forkserver",
-                expected=f"an answer within {timeout:g} s",
-                found=f"{type(error).__name__}, exit status {self._process.poll()}",
-                remedy="Run `python -c 'import torch'` to see whether torch imports here.",
-            ) from error
+            raise self._silent(error) from error
+
+    def _silent(self, error: Exception) -> LaunchError:
+        return LaunchError(
+            "forkserver",
+            expected="an answer",
+            found=f"{type(error).__name__}, exit status {self.process.poll()}",
+            remedy="Run `python -c 'import torch'` to see whether torch imports here; see who killed it.",
+        )
 
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:

@@ -1,12 +1,8 @@
 """The four-way proof of one case: run the four routes in order, observe, check, record."""
 
-import shutil
 import time
 from pathlib import Path
-from tempfile import mkdtemp
 from types import TracebackType
-
-from safetensors.torch import save_file
 
 from .checkpoint.digest import content_digest
 from .checkpoint.layers import ProjectionTensors, checked_projections, tensor_names
@@ -19,6 +15,7 @@ from .observation import CaseObservation
 from .record import CaseRecord, ErrorRecord
 from .recording import record_case
 from .runner import ProofRequest, Runner
+from .scratch import make_scratch, remove_scratch, save_tensors
 from .spec import LayerSpec
 from .subjects.builtin import BuiltinSubject
 from .subjects.protocol import Subject
@@ -51,15 +48,19 @@ class Prover:
 
 
 def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
-    """Run the four routes and all checks; every way that a case can end is in the record."""
+    """Run the four routes and all checks; every way that a case can end is in the record.
+
+    Raises:
+        OutputUnwritable: no folder can be made below TMPDIR.
+    """
     started = time.monotonic()
     # Short and private: a socket path has 107 bytes, and other users have no business in it.
-    scratch = Path(mkdtemp(prefix="loadproof-"))
+    scratch = make_scratch()
     try:
         seen = _observe(request, Runner(request, subject, scratch), scratch)
         return record_case(request, seen, (time.monotonic() - started) * 1e3)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch)
 
 
 def _observe(request: ProofRequest, runner: Runner, scratch: Path) -> CaseObservation:
@@ -67,7 +68,7 @@ def _observe(request: ProofRequest, runner: Runner, scratch: Path) -> CaseObserv
     try:
         seen.projections = read_projections(request.case.layer, request.checkpoint)
         seen.inputs = make_inputs(request.case, seen.projections)
-        save_file(seen.inputs, scratch / "inputs.safetensors")
+        save_tensors(seen.inputs, scratch / "inputs.safetensors")
         seen.daemon = runner.run()
         _require_unchanged(request)
     except LoadproofError as error:

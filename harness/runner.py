@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from .atomic_file import unwritable
 from .cache.arena import PROBE_BYTES
 from .cache.client import CacheClient
 from .channel import Closed
@@ -121,6 +122,8 @@ class Runner:
             self._live(seen)
         except LoadproofError as error:
             self._fail(seen, error)
+        except OSError as error:
+            self._fail(seen, unwritable(self._scratch, error))
         seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
 
     def _live(self, seen: RouteObservation) -> None:

@@ -8,9 +8,12 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
+from loadproof.harness.plan import PLAN_FILE, Plan, summarise
 from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, RunRecord, Verdict
 
-_Model = TypeVar("_Model", RunRecord, CaseRecord)
+_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan)
+
+UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +27,31 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """Read `run.json` and the evidence beside it; raises InvalidInput unless they fit together."""
-    record = _parse(RunRecord, _text(path / "run.json"), "run.json")
-    by_id: dict[str, CaseRecord] = {}
-    for where, text in _evidence_texts(path):
-        case = _parse(CaseRecord, text, where)
-        _require_usable(case, record, where)
-        if case.id in by_id:
-            raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
-        by_id[case.id] = case
+    """Read `run.json` and the evidence beside it; raises InvalidInput unless they fit together.
+
+    A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE.
+    """
+    plan = path / PLAN_FILE
+    if plan.is_file() and not (path / "run.json").exists():
+        by_id = _evidence(path, (unended := _parse(Plan, _text(plan), PLAN_FILE)).run_id)
+        record = summarise(unended, by_id, [UNENDED])
+    else:
+        record = _parse(RunRecord, _text(path / "run.json"), "run.json")
+        by_id = _evidence(path, record.run_id)
     _require_consistent(record, by_id)
     cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
     return Run(record=record, cases=cases, folder=path)
+
+
+def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
+    by_id: dict[str, CaseRecord] = {}
+    for where, text in _evidence_texts(path):
+        case = _parse(CaseRecord, text, where)
+        _require_usable(case, run_id, where)
+        if case.id in by_id:
+            raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
+        by_id[case.id] = case
+    return by_id
 
 
 def _evidence_texts(path: Path) -> list[tuple[str, str]]:
@@ -75,9 +91,9 @@ def _parse(model: type[_Model], text: str, where: str) -> _Model:
         raise _invalid(where, f"a {model.__name__}", f"{field}: {first['msg']}") from error
 
 
-def _require_usable(case: CaseRecord, record: RunRecord, where: str) -> None:
-    if case.run_id != record.run_id:
-        raise _invalid(where, f"evidence of run {record.run_id!r}", f"evidence of run {case.run_id!r}")
+def _require_usable(case: CaseRecord, run_id: str, where: str) -> None:
+    if case.run_id != run_id:
+        raise _invalid(where, f"evidence of run {run_id!r}", f"evidence of run {case.run_id!r}")
     try:
         _ = case.id, case.expected
     except (KeyError, ValueError) as error:

@@ -2,19 +2,20 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from loadproof.harness import launch
 from loadproof.harness.errors import LaunchError
 from loadproof.harness.launch import Forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = "synthetic-fp8-qkv"
+CASES = "synthetic-fp8-qkv-n149-k57-unequal or synthetic-fp8-qkv-n160-k64-unequal"
 """Four cases: aligned and padded, on both transports."""
 PER_RUN = ("pid", "exit", "timings_ms", "allocation", "daemon_pid", "run_id", "duration_ms", "node_id")
 
@@ -86,27 +87,6 @@ def test_evidence_of_another_run_is_neither_used_nor_overwritten(tmp_path: Path)
     assert earlier.read_text() == "earlier"
 
 
-def test_stopped_run_is_incomplete(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "cases/layers", "-p", "no:cacheprovider", "-k", CASES]
-    process = subprocess.Popen(
-        [*command, "--loadproof-out", str(tmp_path / "run")], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "VERIFIED" in line:
-            # Into the next case's routes: between tests, Python 3.11 can interrupt a line without a number,
-            # and pytest 9.2 then fails to print where it was.
-            time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-            break
-    process.stdout.read()
-    assert process.wait(30) == 2
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert run["verdict"] == "INCOMPLETE"
-    assert run["counts"]["incomplete"] >= 1
-    assert "INCOMPLETE" in (tmp_path / "run" / "report.html").read_text()
-
-
 def test_bad_option_is_a_usage_error(tmp_path: Path) -> None:
     done = run_pytest(tmp_path / "run", "--loadproof-transport", "pigeon")
     assert done.returncode == 4
@@ -123,7 +103,7 @@ def test_killed_harness_leaves_no_process(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from loadproof.harness.launch import Forkserver;"
         "server = Forkserver(); child = server.spawn('engine', Path(sys.argv[1]));"
-        "print(server._process.pid, child.pid, flush=True); time.sleep(60)"
+        "print(server._server.process.pid, child.pid, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "stderr")], stdout=subprocess.PIPE, text=True
@@ -147,19 +127,22 @@ def alive(pid: int) -> bool:
 
 
 def test_forkserver_without_its_preload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Forkserver, "_receive", lambda self, timeout: {"modules": [], "threads": 1})
+    monkeypatch.setattr(launch._Server, "_receive", lambda self, timeout: {"modules": [], "threads": 1})
     with pytest.raises(LaunchError, match="imported"):
         Forkserver()
 
 
-def test_proof_leaves_no_file_descriptor_and_no_folder(tmp_path: Path) -> None:
+def test_proof_leaves_no_file_descriptor_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from loadproof.cases.selfcheck.test_defects import prove
     from loadproof.harness.proof import Prover
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Prover() as prover:
         prove(prover, tmp_path / "warm", None)
-        fds, folders = len(os.listdir("/proc/self/fd")), set(Path("/tmp").glob("loadproof-*"))
+        fds = len(os.listdir("/proc/self/fd"))
         for index in range(3):
             prove(prover, tmp_path / str(index), "abort" if index == 1 else None)
         assert len(os.listdir("/proc/self/fd")) == fds
-        assert set(Path("/tmp").glob("loadproof-*")) <= folders
+        assert not list(tmp_path.glob("loadproof-*"))

@@ -1,0 +1,85 @@
+"""What a run set out to show, held against the evidence it has."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from .outcome import Outcome
+from .record import CaseEntry, CaseRecord, Counts, RunRecord, Verdict
+
+PLAN_FILE = "planned.json"
+"""In a run's folder from the selection of its cases until the run has ended in order."""
+
+
+class Plan(BaseModel):
+    """The selected cases, written down before any of them runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str
+    started: str
+    """UTC, ISO 8601."""
+    cases: dict[str, Outcome]
+    """Case id to expected outcome, in order."""
+
+
+def evidence_file(case_id: str) -> str:
+    """A case's evidence, as a path below the run's folder."""
+    return f"evidence/{case_id}.json"
+
+
+def summarise(
+    plan: Plan,
+    records: Mapping[str, CaseRecord],
+    messages: list[str],
+    *,
+    duration_s: float = 0.0,
+    environment: dict[str, Any] | None = None,
+    commands: dict[str, str] | None = None,
+) -> RunRecord:
+    """The run's record: a planned case without evidence is INCOMPLETE, and so is a run with messages."""
+    entries = [_entry(case_id, expected, records.get(case_id)) for case_id, expected in plan.cases.items()]
+    counts = _counts(entries)
+    return RunRecord(
+        run_id=plan.run_id,
+        verdict=_verdict(counts, messages),
+        scope="cpu-default",
+        started=plan.started,
+        duration_s=duration_s,
+        counts=counts,
+        environment=environment or {},
+        commands=commands or {},
+        messages=list(messages),
+        cases=entries,
+    )
+
+
+def _entry(case_id: str, expected: Outcome, record: CaseRecord | None) -> CaseEntry:
+    return CaseEntry(
+        id=case_id,
+        verdict=record.verdict if record else Outcome.INCOMPLETE,
+        expected=expected,
+        file=evidence_file(case_id) if record else None,
+    )
+
+
+def _counts(entries: list[CaseEntry]) -> Counts:
+    holding = [e for e in entries if e.verdict is e.expected]
+    refused = sum(e.verdict is Outcome.REFUSED for e in holding)
+    incomplete = sum(e.verdict is Outcome.INCOMPLETE for e in entries)
+    return Counts(
+        planned=len(entries),
+        verified=len(holding) - refused,
+        refused_as_expected=refused,
+        incomplete=incomplete,
+        failed=len(entries) - len(holding) - incomplete,
+    )
+
+
+def _verdict(counts: Counts, messages: list[str]) -> Verdict:
+    if counts.failed:
+        return Verdict.NOT_EQUIVALENT
+    if counts.incomplete or messages or not counts.planned:
+        return Verdict.INCOMPLETE
+    return Verdict.EQUIVALENT
