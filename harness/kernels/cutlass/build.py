@@ -129,7 +129,7 @@ def _build(scratch: Path, tools: Toolchain, architecture: str) -> None:
             f"nvcc {tools.nvcc}",
             expected=f"{LIBRARY} for {architecture}",
             found=f"exit {done.returncode}: {done.stderr[-STDERR_TAIL:].strip() or 'no words'}",
-            remedy="Check that nvcc is of CUDA 13 and finds its host compiler (g++); the headers must be 4.x.",
+            remedy="See that nvcc is of CUDA 13 and finds its host compiler (g++); the headers must be 4.x.",
         )
     abi.load(built)
     (scratch / DIGEST).write_text(_sha256(built))

@@ -20,8 +20,8 @@ PRODUCTS_PER_MMA = 32
 MMAS_PER_PROMOTION = 4
 K_PER_PROMOTION = PRODUCTS_PER_MMA * MMAS_PER_PROMOTION
 ADDEND_ERROR = 2.0**-13
-"""What a Hopper FP8 MMA may lose of one addend, relative to the largest: it aligns all to the largest exponent
-and keeps about 14 bits. To be confirmed by measurement (tools/check_cutlass.py)."""
+"""What a Hopper FP8 MMA may lose of one addend, relative to the largest: it aligns all to the largest
+exponent and keeps about 14 bits. To be confirmed by measurement (tools/check_cutlass.py)."""
 
 FLOAT32_ROUNDING = 2.0**-24
 
