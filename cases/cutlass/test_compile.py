@@ -98,7 +98,9 @@ def test_no_rows_succeed_without_a_device(code: ctypes.CDLL) -> None:
         ({"bias": ALIGNED + 1}, "aligned to its elements"),
         ({"out_type": 2}, "output type"),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    ids=lambda value: (
+        "-".join(f"{name}={of}" for name, of in value.items()) if isinstance(value, dict) else ""
+    ),
 )
 def test_library_refuses_what_it_cannot_take(
     code: ctypes.CDLL, changed: dict[str, int | None], words: str

@@ -1,4 +1,4 @@
-"""The CUTLASS kernel up to the GPU: the library's build and cache, nvcc being a stand-in, and its refusals."""
+"""The CUTLASS kernel without a GPU: the library's build and cache, nvcc being a stand-in, and refusals."""
 
 import os
 import subprocess

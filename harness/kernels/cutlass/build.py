@@ -122,6 +122,8 @@ def _build(scratch: Path, tools: Toolchain, architecture: str) -> None:
     units = [str(file) for file in _sources() if file.suffix == ".cu"]
     # --threads=0: as many sources at a time as there are cores. It changes no byte, so the key leaves it out.
     command = [str(tools.nvcc), *FLAGS, "-gencode", ARCHITECTURES[architecture], "--threads=0"]
+    # nvcc looks for the static runtime below lib64; the package nvidia-cuda-runtime has it below lib.
+    command += [f"-L{tools.nvcc.parent.parent / 'lib'}"]
     command += [f"-I{tools.include}", *units, "-o", str(built)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode != 0 or not built.is_file():
