@@ -118,9 +118,10 @@ def test_key_covers_what_decides_the_bytes(host: Host, monkeypatch: pytest.Monke
     keys.append(key())
     source = host.root / "source"
     source.mkdir()
-    (source / "api.cu").write_text("int changed;")
     monkeypatch.setattr(build, "SOURCE", source)
-    keys.append(key())
+    for text in ("int before;", "int after;"):
+        (source / "api.cu").write_text(text)
+        keys.append(key())
     fake = host.root / "bin" / "nvcc"
     fake.write_text(fake.read_text().replace("13.0", "13.1"))
     keys.append(key())
@@ -188,7 +189,7 @@ def test_nvcc_that_does_not_run(host: Host) -> None:
 
 
 def test_nvcc_that_fails_is_quoted(host: Host) -> None:
-    host.nvcc('echo "gemm.cuh(12): error: no such thing" >&2; exit 2')
+    host.nvcc(f'{WRITES}; echo "gemm.cuh(12): error: no such thing" >&2; exit 2')
     assert_refuses("exit 2", "gemm.cuh(12): error: no such thing", "CUDA 13")
 
 
