@@ -116,4 +116,5 @@ def test_library_refuses_what_it_cannot_take(
 def test_status_of_the_runtime_is_put_into_words(code: ctypes.CDLL) -> None:
     assert code.loadproof_cutlass_message(1000 + 100) == b"no CUDA-capable device is detected"
     assert b"misaligned" in code.loadproof_cutlass_message(100 + 1).lower()
+    assert b"compute capability 9.0" in code.loadproof_cutlass_message(abi.ARCHITECTURE_REFUSED)
     assert code.loadproof_cutlass_message(99) == b"unknown status"

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadproof.harness.errors import InvalidInput, KernelBuildError, KernelContractError
+from loadproof.harness.errors import (
+    InvalidInput,
+    KernelBuildError,
+    KernelContractError,
+    KernelLaunchError,
+    LoadproofError,
+)
 from loadproof.harness.formats.e4m3 import E4M3
 from loadproof.harness.kernels import make_kernel
 from loadproof.harness.kernels.cutlass import abi, build, kernel, toolchain
@@ -301,3 +307,34 @@ def test_contract_is_checked_first(m: int, broken: dict[str, Callable[[], torch.
 def test_cpu_operands_are_refused_by_name(m: int) -> None:
     with pytest.raises(InvalidInput, match="'reference', which runs on a CPU"):
         make_kernel("cutlass").scaled_mm(**operands(m), out_dtype=torch.bfloat16)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_other_output_dtype_is_refused() -> None:
+    with pytest.raises(KernelContractError, match="bfloat16 or float16"):
+        make_kernel("cutlass").scaled_mm(**operands(3), out_dtype=torch.float32)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (4, KernelContractError),
+        (abi.ARCHITECTURE_REFUSED, KernelLaunchError),
+        (107, KernelLaunchError),
+        (1719, KernelLaunchError),
+    ],
+    ids=["stride", "architecture", "cutlass", "cuda"],
+)
+def test_status_becomes_the_error_of_its_kind(status: int, error: type[LoadproofError]) -> None:
+    class Library:
+        def loadproof_cutlass_message(self, status: int) -> bytes:
+            return f"words for {status}".encode()
+
+    with pytest.raises(error, match=f"words for {status}"):
+        kernel._require_success(Library(), status)  # type: ignore[arg-type]
+
+
+def test_sum_error_is_of_the_promoted_sum() -> None:
+    # 4 MMAs of 32 products and one running sum each, whatever K is; one float32 rounding for each 128.
+    assert kernel.CutlassKernel.sum_error(128) == 132 * 2.0**-13 + 4 * 2.0**-24
+    assert kernel.CutlassKernel.sum_error(1536 + 16) == 132 * 2.0**-13 + 16 * 2.0**-24

@@ -114,7 +114,7 @@ def _build_once(entry: Path, tools: Toolchain, architecture: str) -> None:
 
 def _build(scratch: Path, tools: Toolchain, architecture: str) -> None:
     print(
-        f"loadproof: building the CUTLASS kernel for {architecture}, about 3 minutes, once",
+        f"loadproof: building the CUTLASS kernel for {architecture}, about 2 minutes, once",
         file=sys.stderr,
         flush=True,
     )

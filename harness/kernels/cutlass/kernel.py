@@ -70,8 +70,8 @@ class CutlassKernel:
             KernelLaunchError: CUTLASS or CUDA refused.
         """
         check_operands(a, b, scale_a, scale_b, bias, out_dtype)
-        _check_devices(a, b, scale_a, scale_b, bias)
         _check_out_dtype(out_dtype)
+        _check_devices(a, b, scale_a, scale_b, bias)
         (m, k), n = a.shape, b.shape[1]
         d = torch.empty((m, n), dtype=out_dtype, device=a.device)
         if m == 0:
