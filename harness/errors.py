@@ -88,6 +88,17 @@ class KernelContractError(LoadproofError):
     outcome: Outcome = Outcome.LAYOUT
 
 
+# --- kernel library ---------------------------------------------------------------------------
+
+
+class KernelBuildError(LoadproofError):
+    """The kernel's library cannot be built or loaded here."""
+
+
+class KernelLaunchError(LoadproofError):
+    """The kernel's library, or CUDA below it, refused a launch."""
+
+
 # --- weight cache -----------------------------------------------------------------------------
 
 

@@ -1,11 +1,14 @@
 """Kernel backends by name."""
 
 from ..errors import InvalidInput
+from .cutlass import CutlassKernel
 from .protocol import Kernel
 from .reference import ReferenceKernel
 from .torch_scaled_mm import TorchScaledMm
 
-KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (ReferenceKernel, TorchScaledMm)}
+KERNELS: dict[str, type[Kernel]] = {
+    kernel.name: kernel for kernel in (CutlassKernel, ReferenceKernel, TorchScaledMm)
+}
 
 
 def kernel_type(name: str) -> type[Kernel]:

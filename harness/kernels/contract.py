@@ -35,7 +35,9 @@ def check_operands(
     _require(rows == k, "b", f"{k} rows, as a has columns", rows)
     _require(k % ALIGNMENT == 0, "a", f"K in multiples of {ALIGNMENT}", k)
     _require(n % ALIGNMENT == 0, "b", f"N in multiples of {ALIGNMENT}", n)
-    _require(a.stride() == (k, 1) or m <= 1, "a", f"row-major strides {(k, 1)}", a.stride())
+    # A single row has no stride between rows, but one between its elements.
+    packed = a.stride(1) == 1 and (m == 1 or a.stride(0) == k)
+    _require(packed or m == 0, "a", f"row-major strides {(k, 1)}", a.stride())
     _require(b.stride() == (1, k), "b", f"column-major strides {(1, k)}", b.stride())
     for name, tensor in (("a", a), ("b", b)):
         _require(
@@ -52,3 +54,4 @@ def check_operands(
     if bias is not None:
         _require(bias.shape == (n,), "bias", f"shape {(n,)}", tuple(bias.shape))
         _require(bias.dtype == out_dtype, "bias", str(out_dtype), bias.dtype)
+        _require(bias.is_contiguous(), "bias", "packed values", bias.stride())

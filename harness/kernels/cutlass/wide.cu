@@ -1,0 +1,21 @@
+// More than 128 rows: bound by arithmetic. Two warpgroups share a tile, so that each holds the running sum and the
+// tensor core's part of it in registers; ping-pong would need twice as many, and spill.
+#include "gemm.cuh"
+
+#include <limits>
+
+namespace loadproof {
+
+struct WideShape {
+  using Tile = Shape<_128, _128, _128>;
+  using Cluster = Shape<_2, _1, _1>;
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+  static constexpr bool kSwapped = false;
+};
+
+Configuration const kWide{
+    "cutlass_sm90_e4m3_128x128x128", std::numeric_limits<int64_t>::max(), run_shape<WideShape>,
+    workspace_shape<WideShape>};
+
+}  // namespace loadproof
