@@ -92,7 +92,9 @@ def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...
     tmp.mkdir(exist_ok=True)
     (folder / "planted.py").write_text(plant)
     paths = os.pathsep.join([str(folder), str(ROOT / "src")])
-    env = os.environ | {"TMPDIR": str(tmp), "LOADPROOF_TEST_MARK": mark, "PYTHONPATH": paths}
+    # A test's own worker must not make the run that it starts believe to be one.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    env = own | {"TMPDIR": str(tmp), "LOADPROOF_TEST_MARK": mark, "PYTHONPATH": paths}
     out = folder / "run"
     command = [*before, sys.executable, "-m", "pytest", *arguments, "-p", "planted", "-p", "no:cacheprovider"]
     # Hypothesis imports all of itself at the end of an interrupted worker: seconds on a busy machine.
