@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,15 @@ def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...
     tmp, mark = folder / "t", secrets.token_hex(8)
     tmp.mkdir(exist_ok=True)
     (folder / "planted.py").write_text(plant)
-    paths = os.pathsep.join([str(folder), str(ROOT / "src")])
+    paths = os.pathsep.join([str(folder), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     # A test's own worker must not make the run that it starts believe to be one.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
     env = own | {"TMPDIR": str(tmp), "LOADPROOF_TEST_MARK": mark, "PYTHONPATH": paths}
     out = folder / "run"
     command = [*before, sys.executable, "-m", "pytest", *arguments, "-p", "planted", "-p", "no:cacheprovider"]
+    if not entry_points(group="pytest11", name="loadproof"):
+        # Not installed: the tree's own conftest does this, but not every run here starts below it.
+        command += ["-p", "loadproof.fixtures.plugin", "-p", "loadproof.reports.hook"]
     # Hypothesis imports all of itself at the end of an interrupted worker: seconds on a busy machine.
     command += ["-p", "no:hypothesispytest"]
     process = subprocess.Popen(
@@ -130,7 +134,8 @@ def marked(mark: str) -> dict[int, str]:
 def render(run: BadRun) -> tuple[int, str]:
     """`loadproof render` on what a run left: exit code, and the report or the error."""
     command = [sys.executable, "-m", "loadproof.reports.cli", "render", str(run.out)]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     report = run.out / "report.html"
     return done.returncode, report.read_text() if report.exists() else done.stderr

@@ -42,6 +42,11 @@ class TorchScaledMm:
         check_operands(a, b, scale_a, scale_b, bias, out_dtype)
         if "torch-scaled-mm" not in self.launched:
             self.launched.append("torch-scaled-mm")
+        if a.device.type == "cpu":
+            # Before torch 2.13 a CPU has no scales for each row and column, so they follow in float32.
+            one = torch.ones((), device=a.device)
+            out = torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scale_a * scale_b
+            return (out if bias is None else out + bias).to(out_dtype)
         # Both scales per tensor, or one for each row and each column.
         columns = scale_b if scale_b.dim() == 0 else scale_b.view(1, -1)
         return torch._scaled_mm(a, b, scale_a, columns, bias=bias, out_dtype=out_dtype)
