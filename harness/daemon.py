@@ -29,6 +29,7 @@ class DaemonJob:
     socket: Path
     transport: str
     kernel: str
+    device: str = "cpu"
     expected_content: str | None = None
     """Digest that the caller saw; the daemon hashes what it loads and compares."""
     defect: str | None = None
@@ -40,6 +41,7 @@ class DaemonJob:
             "socket": str(self.socket),
             "transport": self.transport,
             "kernel": self.kernel,
+            "device": self.device,
             "expected_content": self.expected_content,
             "defect": self.defect,
         }
@@ -73,13 +75,13 @@ def serving(job: DaemonJob) -> Iterator[Serving]:
     """
     kernel = make_kernel(job.kernel)
     with listening(job.socket) as listener:
-        layers = LayerStream(job.checkpoint, job.layers)
+        layers = LayerStream(job.checkpoint, job.layers, job.device)
         placement = place({layer.name: FORMATS[layer.scheme].tensors_of(layer) for layer in job.layers})
         arena = create_arena(job.transport, placement.data_bytes)
         try:
             manifest = fill(arena, placement, layers)
             _require_content(job, layers.content)
-            key = make_key(job.checkpoint, layers.content, list(job.layers), kernel)
+            key = make_key(job.checkpoint, layers.content, list(job.layers), kernel, job.device)
             server = CacheServer(listener, arena, manifest, key, job.transport)
             try:
                 yield Serving(manifest=manifest, key=key, allocation=arena.allocation)

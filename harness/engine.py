@@ -1,6 +1,8 @@
 """One engine life: get the weights by the route's loader, run every M, report, exit."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from .loaders import CacheRequest, Loaded, load_from_cache, load_from_disk
 from .scratch import save_tensors
 from .spec import LayerSpec
 from .tensor_bytes import dtype_name, memory_bytes, sha256
-from .witness.maps import memory_identity
+from .witness.cupti import KernelWitness
+from .witness.memory import memory_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,8 @@ class EngineJob:
     """The folder that symbolic links in `checkpoint` lead into; None where its files are real."""
     layer: LayerSpec
     kernel: str
+    device: str
+    """`cpu` or `cuda`."""
     transport: str
     socket: Path
     expected_content: str
@@ -94,10 +99,12 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     if loaded.attached:
         reporter.await_go()
         reporter.phase("probed", probe=loaded.attached.arena.read_probe().hex())
-    layer = FusedFp8Linear(processed, kernel)
-    results = run_layer(layer, load_file(job.inputs))
+    layer, inputs = FusedFp8Linear(processed, kernel), load_file(job.inputs, device=job.device)
+    with watched_kernels(kernel, job.device) as launched:
+        results = run_layer(layer, inputs)
     reporter.phase("located", places_after=places(processed))
-    reporter.phase("ran", kernels=kernel.launched)
+    reporter.phase("ran", kernels=launched)
+    results = {name: tensor.cpu() for name, tensor in results.items()}
     save_tensors(results | stored(processed), job.results)
     reporter.phase("finished", tensors_after=digests(processed))
 
@@ -105,14 +112,27 @@ def live(job: EngineJob, reporter: Reporter) -> None:
 def load(job: EngineJob, kernel: Kernel) -> Loaded:
     """By the job's loader; raises as the loaders do."""
     if job.loader == "disk":
-        return load_from_disk(job.checkpoint, [job.layer], links_into=job.links_into)
+        return load_from_disk(job.checkpoint, [job.layer], links_into=job.links_into, device=job.device)
     request = CacheRequest(
         socket=job.socket,
         transport=job.transport,
         expected_content=job.expected_content,
         fallback_allowed=job.fallback_allowed,
+        device=job.device,
     )
     return load_from_cache(job.checkpoint, [job.layer], kernel, request, links_into=job.links_into)
+
+
+@contextmanager
+def watched_kernels(kernel: Kernel, device: str) -> Iterator[list[str]]:
+    """Names of the kernels launched meanwhile: by CUPTI's word on a GPU, by the backend's own on a CPU."""
+    if device == "cpu":
+        yield kernel.launched
+        return
+    with KernelWitness() as witness:
+        yield witness.kernels
+        # A launch is seen when it is made; this only brings its errors here.
+        torch.cuda.synchronize()
 
 
 def run_layer(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

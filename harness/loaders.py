@@ -40,6 +40,7 @@ class CacheRequest:
     transport: str
     expected_content: str
     fallback_allowed: bool
+    device: str = "cpu"
 
 
 class LayerStream:
@@ -48,11 +49,12 @@ class LayerStream:
     Memory holds the tensors of unfinished layers only: few, where files hold a layer's tensors together.
     """
 
-    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec], device: str = "cpu") -> None:
         """Take what is asked; raises RefusedScheme or ConfigError, before a weight is read."""
         _require_schemes(checkpoint, layers)
         self._checkpoint = checkpoint
         self._layers = layers
+        self._device = device
         self.content = ""
         """Digest of the whole checkpoint, once iterated: of exactly the bytes that the layers come from."""
 
@@ -70,7 +72,7 @@ class LayerStream:
             held[name] = tensor
             del tensor
             for layer, _ in [each for each in waiting if each[1] <= held.keys()]:
-                yield process_layer(layer, held, self._checkpoint)
+                yield process_layer(layer, held, self._checkpoint).to(self._device)
             waiting = [each for each in waiting if not each[1] <= held.keys()]
             wanted = {name for _, names in waiting for name in names}
             held = {name: tensor for name, tensor in held.items() if name in wanted}
@@ -86,12 +88,14 @@ def load_from_disk(
     layers: Sequence[LayerSpec],
     *,
     links_into: Path | None = None,
+    device: str = "cpu",
     route_taken: str = "disk",
 ) -> Loaded:
     """Read the layers from disk, in the order asked, and run their post-load processing.
 
     Args:
         links_into: the one folder that symbolic links in the checkpoint may lead into.
+        device: where the processed layers go.
         route_taken: `disk`, or `fallback` where a cache loader comes here.
 
     Raises:
@@ -100,7 +104,9 @@ def load_from_disk(
     """
     _require_schemes(checkpoint, layers)
     with CheckpointReader(checkpoint, links_into=links_into) as reader:
-        processed = [process_layer(layer, reader.load(tensor_names(layer)), checkpoint) for layer in layers]
+        processed = [
+            process_layer(layer, reader.load(tensor_names(layer)), checkpoint).to(device) for layer in layers
+        ]
         return Loaded(layers=processed, route_taken=route_taken, bytes_read=reader.bytes_read)
 
 
@@ -125,12 +131,14 @@ def load_from_cache(
     except DaemonUnavailable:
         if not request.fallback_allowed:
             raise
-        return load_from_disk(checkpoint, layers, links_into=links_into, route_taken="fallback")
+        return load_from_disk(
+            checkpoint, layers, links_into=links_into, device=request.device, route_taken="fallback"
+        )
     # An error keeps its frames alive, and with them what they hold, until it has been dealt with.
     with ExitStack() as on_error:
         on_error.callback(client.close)
         _require_preprocessed(kernel, layers)
-        key = make_key(checkpoint, request.expected_content, list(layers), kernel)
+        key = make_key(checkpoint, request.expected_content, list(layers), kernel, request.device)
         attached = client.attach(key, request.transport)
         on_error.callback(attached.arena.close)
         restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]

@@ -13,11 +13,41 @@ from .spec import (
     RealSource,
     Refusal,
     Scheme,
+    Source,
     SyntheticSource,
 )
 
-CPU_TRANSPORTS = ("memfd", "memfd-writable")
-CPU_KERNELS = ("reference", "torch-scaled-mm")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backends:
+    """What a device offers."""
+
+    device: str
+    transports: tuple[str, ...]
+    """Memory that engines can only read, and memory that they could write to."""
+    attaching: tuple[str, ...]
+    """Kernels that take pre-processed weights."""
+    refused: tuple[str, ...]
+    """Kernels that load from disk only."""
+
+
+BACKENDS = {
+    backends.device: backends
+    for backends in (
+        Backends(
+            device="cpu",
+            transports=("memfd", "memfd-writable"),
+            attaching=("reference",),
+            refused=("torch-scaled-mm",),
+        ),
+        Backends(
+            device="cuda",
+            transports=("cuda-vmm", "cuda-ipc"),
+            attaching=("cutlass", "vllm-cutlass"),
+            refused=("torch-scaled-mm", "triton"),
+        ),
+    )
+}
 SEED = 20261130
 DECODER_LAYER = "model.layers.0"
 
@@ -82,7 +112,7 @@ def layer_spec(
     )
 
 
-def synthetic_layers() -> list[CaseSpec]:
+def synthetic_layers(on: Backends) -> list[CaseSpec]:
     """Every kind, padding and relation of scales, under both schemes, on both transports.
 
     Each runs once with a bias and once without, once in bfloat16 and once in float16; which goes with
@@ -97,7 +127,7 @@ def synthetic_layers() -> list[CaseSpec]:
         if scheme is Scheme.FP8 and len(widths) == 1 and not equal:
             continue
         parity = (list(ProjectionKind).index(kind) + odd_n + odd_k + equal) % 2
-        for index, transport in enumerate(CPU_TRANSPORTS):
+        for index, transport in enumerate(on.transports):
             layer = layer_spec(
                 kind,
                 scheme,
@@ -107,11 +137,11 @@ def synthetic_layers() -> list[CaseSpec]:
                 out_dtype="float16" if bool(index) != (odd_n != equal) else "bfloat16",
             )
             source = SyntheticSource(seed=SEED, equal_scales=equal)
-            cases.append(CaseSpec(layer=layer, projection=kind, source=source, transport=transport))
+            cases += _each_kernel(on, layer, kind, source, transport)
     return cases
 
 
-def corner_layers() -> list[CaseSpec]:
+def corner_layers(on: Backends) -> list[CaseSpec]:
     """A shard of width zero, a square weight, one output, one input, and projections fused on disk."""
     corners = [
         (ProjectionKind.QKV, (48, 0, 25), 64),
@@ -123,35 +153,55 @@ def corner_layers() -> list[CaseSpec]:
         (ProjectionKind.GATE_UP, (160,), 57),
     ]
     return [
-        CaseSpec(
-            layer=layer_spec(kind, scheme, widths, k, bias=len(widths) == 1),
-            projection=kind,
-            source=SyntheticSource(seed=SEED),
-            transport=transport,
-        )
-        for scheme, transport in zip(Scheme, CPU_TRANSPORTS, strict=True)
+        case
+        for scheme, transport in zip(Scheme, on.transports, strict=True)
         for kind, widths, k in corners
+        for case in _each_kernel(
+            on,
+            layer_spec(kind, scheme, widths, k, bias=len(widths) == 1),
+            kind,
+            SyntheticSource(seed=SEED),
+            transport,
+        )
     ]
 
 
-def real_layers() -> list[CaseSpec]:
+def real_layers(on: Backends) -> list[CaseSpec]:
     """SmolLM2's layer 0 of the real exports, all four kinds: as they are, and trimmed to odd sizes."""
     return [
-        CaseSpec(
-            layer=layer_spec(
+        case
+        for scheme in Scheme
+        for kind, sizes in SMOLLM2.items()
+        for trimmed in (False, True)
+        for transport in on.transports
+        for case in _each_kernel(
+            on,
+            layer_spec(
                 kind,
                 scheme,
                 sizes.odd_widths if trimmed else sizes.widths,
                 sizes.odd_k if trimmed else sizes.k,
             ),
-            projection=kind,
-            source=RealSource(trimmed=trimmed),
-            transport=transport,
+            kind,
+            RealSource(trimmed=trimmed),
+            transport,
         )
-        for scheme in Scheme
-        for kind, sizes in SMOLLM2.items()
-        for trimmed in (False, True)
-        for transport in CPU_TRANSPORTS
+    ]
+
+
+def _each_kernel(
+    on: Backends, layer: LayerSpec, kind: ProjectionKind, source: Source, transport: str
+) -> list[CaseSpec]:
+    return [
+        CaseSpec(
+            layer=layer,
+            projection=kind,
+            source=source,
+            transport=transport,
+            kernel=kernel,
+            device=on.device,
+        )
+        for kernel in on.attaching
     ]
 
 
@@ -169,7 +219,7 @@ REFUSED_ALGOS = (
 REFUSED_IN_MIXED = ("FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
 
 
-def refused_schemes() -> list[CaseSpec]:
+def refused_schemes(on: Backends) -> list[CaseSpec]:
     """Checkpoints in a scheme that is not processed: no route may load them, with or without fallback."""
     sources = [ForeignSource(seed=SEED, quant_algo=algo) for algo in REFUSED_ALGOS]
     sources += [ForeignSource(seed=SEED, quant_algo=algo, mixed=True) for algo in REFUSED_IN_MIXED]
@@ -179,7 +229,9 @@ def refused_schemes() -> list[CaseSpec]:
             layer=layer,
             projection=ProjectionKind.QKV,
             source=source,
-            transport="memfd",
+            transport=on.transports[0],
+            kernel=on.attaching[0],
+            device=on.device,
             fallback_allowed=fallback,
             refusal=Refusal(
                 error="RefusedScheme", names=(layer.name, source.quant_algo or "null"), every_route=True
@@ -190,24 +242,28 @@ def refused_schemes() -> list[CaseSpec]:
     ]
 
 
-def refused_kernels() -> list[CaseSpec]:
+def refused_kernels(on: Backends) -> list[CaseSpec]:
     """Backends that may load from disk, but not take pre-processed weights, or not this daemon's."""
+    undeclared = [(kernel, "", "RefusedKernel", (kernel,)) for kernel in on.refused]
+    other = (on.attaching[0], on.refused[0], "KeyMismatch", ("kernel:", "kernel_build:"))
     return [
         CaseSpec(
             layer=layer,
             projection=ProjectionKind.QKV,
             source=SyntheticSource(seed=SEED),
-            transport="memfd",
+            transport=on.transports[0],
             kernel=kernel,
+            device=on.device,
             daemon_kernel=daemon_kernel,
             fallback_allowed=fallback,
-            refusal=Refusal(error=error, names=names(layer), every_route=False),
+            refusal=Refusal(
+                error=error,
+                names=names if daemon_kernel else (layer.name, *names),
+                every_route=False,
+            ),
         )
         for layer in _both_schemes()
-        for kernel, daemon_kernel, error, names in (
-            ("torch-scaled-mm", "", "RefusedKernel", lambda layer: (layer.name, "torch-scaled-mm")),
-            ("reference", "torch-scaled-mm", "KeyMismatch", lambda layer: ("kernel:", "kernel_build:")),
-        )
+        for kernel, daemon_kernel, error, names in (*undeclared, other)
         for fallback in (False, True)
     ]
 
@@ -227,10 +283,17 @@ GROUPS = {
 """Groups of cases by the name that a test module asks for."""
 
 
-def cases(group: str, *, transport: str | None = None, kernel: str | None = None) -> list[CaseSpec]:
-    """A group's cases in a fixed order, narrowed to one transport or kernel where given."""
+def cases(
+    group: str, *, device: str = "cpu", transport: str | None = None, kernel: str | None = None
+) -> list[CaseSpec]:
+    """A group's cases for a device in a fixed order, narrowed to one transport or kernel where given."""
     return [
         case
-        for case in GROUPS[group]()
+        for case in GROUPS[group](BACKENDS[device])
         if transport in (None, case.transport) and kernel in (None, case.kernel)
     ]
+
+
+def every_case() -> list[CaseSpec]:
+    """All groups on all devices."""
+    return [case for on in BACKENDS.values() for group in GROUPS.values() for case in group(on)]

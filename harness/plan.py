@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from .outcome import Outcome
-from .record import CaseEntry, CaseRecord, Counts, RunRecord, Verdict
+from .record import CaseEntry, CaseRecord, Counts, RunRecord, Scope, Verdict
 
 PLAN_FILE = "planned.json"
 """In a run's folder from the selection of its cases until the run has ended in order."""
@@ -22,6 +22,7 @@ class Plan(BaseModel):
     """UTC, ISO 8601."""
     cases: dict[str, Outcome]
     """Case id to expected outcome, in order."""
+    scope: Scope = "cpu-default"
 
 
 def evidence_file(case_id: str) -> str:
@@ -44,7 +45,7 @@ def summarise(
     return RunRecord(
         run_id=plan.run_id,
         verdict=_verdict(counts, messages),
-        scope="cpu-default",
+        scope=plan.scope,
         started=plan.started,
         duration_s=duration_s,
         counts=counts,

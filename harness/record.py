@@ -14,6 +14,9 @@ from .outcome import Outcome
 
 SCHEMA_VERSION = 1
 
+Scope = Literal["gpu", "cpu-default"]
+"""What a run can speak of; the CPU default says nothing of CUDA IPC or CUTLASS."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -186,7 +189,7 @@ class RunRecord(_Record):
     schema_version: int = SCHEMA_VERSION
     run_id: str
     verdict: Verdict
-    scope: Literal["gpu", "cpu-default"]
+    scope: Scope
     started: str
     """UTC, ISO 8601."""
     duration_s: float

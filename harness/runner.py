@@ -92,6 +92,7 @@ class Runner:
             socket=self._socket,
             transport=case.transport,
             kernel=case.daemon_kernel or case.kernel,
+            device=case.device,
             expected_content=self._request.content,
             defect=self._request.defect,
         )
@@ -152,6 +153,7 @@ class Runner:
             links_into=files.links_into,
             layer=case.layer,
             kernel=case.kernel,
+            device=case.device,
             transport=case.transport,
             socket=self._socket,
             expected_content=self._request.content,

@@ -155,6 +155,8 @@ class CaseSpec:
     source: Source
     transport: str
     kernel: str = "reference"
+    device: str = "cpu"
+    """Where engines and daemon hold the weights and multiply: `cpu` or `cuda`."""
     daemon_kernel: str = ""
     """The daemon's backend, where it is another than the engines'."""
     subject: str = "builtin"
@@ -207,6 +209,7 @@ class CaseSpec:
             "bias": self.layer.bias,
             "kernel": self.kernel,
             "daemon_kernel": self.daemon_kernel or self.kernel,
+            "device": self.device,
             "transport": self.transport,
             "fallback_allowed": self.fallback_allowed,
             "expected": self.expected.value,

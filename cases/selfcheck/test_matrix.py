@@ -5,11 +5,12 @@ from itertools import combinations, product
 
 import pytest
 
-from loadproof.harness.matrix import CPU_TRANSPORTS, GROUPS, SMOLLM2, SYNTHETIC, Sizes
+from loadproof.harness.matrix import BACKENDS, SMOLLM2, SYNTHETIC, Sizes, cases, every_case
 from loadproof.harness.spec import ALIGNMENT, CaseSpec, ProjectionKind, RealSource, Scheme, SyntheticSource
 
-ALL = [case for group in GROUPS.values() for case in group()]
-SYNTHETIC_LAYERS = GROUPS["synthetic-layers"]()
+ALL = every_case()
+LAYER_GROUPS = ("synthetic-layers", "corner-layers", "real-layers")
+DEVICES = sorted(BACKENDS)
 
 FACTORS: dict[str, Callable[[CaseSpec], object]] = {
     "scheme": lambda case: case.layer.scheme,
@@ -20,13 +21,18 @@ FACTORS: dict[str, Callable[[CaseSpec], object]] = {
     "bias": lambda case: case.layer.bias,
     "output dtype": lambda case: case.layer.out_dtype,
     "transport": lambda case: case.transport,
+    "kernel": lambda case: case.kernel,
 }
-VALUES = {
-    "scheme": tuple(Scheme),
-    "kind": tuple(ProjectionKind),
-    "output dtype": ("bfloat16", "float16"),
-    "transport": CPU_TRANSPORTS,
-}
+
+
+def values(factor: str, device: str) -> tuple[object, ...]:
+    return {
+        "scheme": tuple(Scheme),
+        "kind": tuple(ProjectionKind),
+        "output dtype": ("bfloat16", "float16"),
+        "transport": BACKENDS[device].transports,
+        "kernel": BACKENDS[device].attaching,
+    }.get(factor, (False, True))
 
 
 def test_ids_are_unique_lower_case_ascii() -> None:
@@ -37,27 +43,33 @@ def test_ids_are_unique_lower_case_ascii() -> None:
         assert "--" not in case_id
 
 
-def test_there_are_enough_layer_cases() -> None:
-    assert len(SYNTHETIC_LAYERS) >= 96
+@pytest.mark.parametrize(("device", "least"), [("cpu", 96), ("cuda", 256)])
+def test_there_are_enough_layer_cases(device: str, least: int) -> None:
+    assert sum(len(cases(group, device=device)) for group in LAYER_GROUPS) >= least
     assert len(ALL) == len(set(ALL))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "pair", list(combinations(FACTORS, 2)), ids=lambda pair: f"{pair[0]}-{pair[1]}".replace(" ", "-").lower()
+    "pair",
+    list(combinations(FACTORS, 2)),
+    ids=lambda pair: f"{pair[0]}-{pair[1]}".replace(" ", "-").lower(),
 )
-def test_every_pair_of_values_meets_in_a_synthetic_layer(pair: tuple[str, str]) -> None:
+def test_every_pair_of_values_meets_in_a_synthetic_layer(pair: tuple[str, str], device: str) -> None:
     first, second = (FACTORS[name] for name in pair)
-    met = {(first(case), second(case)) for case in SYNTHETIC_LAYERS}
-    assert met == set(product(*(VALUES.get(name, (False, True)) for name in pair)))
+    met = {(first(case), second(case)) for case in cases("synthetic-layers", device=device)}
+    assert met == set(product(*(values(name, device) for name in pair)))
 
 
-def test_every_cell_of_the_matrix_is_there_on_both_transports() -> None:
-    names = ("scheme", "kind", "padded N", "padded K", "equal scales", "transport")
-    cells = {tuple(FACTORS[name](case) for name in names) for case in SYNTHETIC_LAYERS}
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_cell_of_the_matrix_is_there_on_every_transport_and_kernel(device: str) -> None:
+    names = ("scheme", "kind", "padded N", "padded K", "equal scales", "transport", "kernel")
+    layers = cases("synthetic-layers", device=device)
+    cells = {tuple(FACTORS[name](case) for name in names) for case in layers}
     one_scale = {ProjectionKind.PLAIN, ProjectionKind.ROW}
     wanted = {
         cell
-        for cell in product(*(VALUES.get(name, (False, True)) for name in names))
+        for cell in product(*(values(name, device) for name in names))
         if cell[4] or cell[0] is not Scheme.FP8 or cell[1] not in one_scale
     }
     assert cells == wanted
@@ -73,7 +85,7 @@ def test_odd_sizes_need_padding_and_the_others_do_not(table: dict[ProjectionKind
 
 
 def test_real_layers_are_of_all_kinds_whole_and_trimmed() -> None:
-    found = {(c.layer.scheme, c.projection, c.source) for c in GROUPS["real-layers"]()}
+    found = {(c.layer.scheme, c.projection, c.source) for c in cases("real-layers")}
     assert found == set(
         product(Scheme, ProjectionKind, (RealSource(trimmed=False), RealSource(trimmed=True)))
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..checkpoint.digest import config_digests
+from ..device import driver_version
 from ..errors import KeyMismatch
 from ..formats.e4m3 import PROCESSING
 from ..kernels import Kernel
@@ -15,7 +16,9 @@ from ..spec import LayerSpec
 Key = dict[str, str | None]
 
 
-def make_key(checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Kernel) -> Key:
+def make_key(
+    checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Kernel, device: str = "cpu"
+) -> Key:
     """Fingerprint a load.
 
     Args:
@@ -23,6 +26,7 @@ def make_key(checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Ke
         content: digest of the weight files.
         layers: the layers that are processed.
         kernel: the backend that will multiply.
+        device: `cpu` or `cuda`; the GPU is this process's current one.
     """
     described = json.dumps([layer.to_json() for layer in layers], sort_keys=True)
     return {
@@ -34,9 +38,18 @@ def make_key(checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Ke
         "kernel_build": kernel.build_id(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "driver": None,
-        "gpu_architecture": None,
-        "gpu_uuid": None,
+        **_gpu(device),
+    }
+
+
+def _gpu(device: str) -> Key:
+    if device == "cpu":
+        return {"driver": None, "gpu_architecture": None, "gpu_uuid": None}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "driver": driver_version(),
+        "gpu_architecture": f"sm_{properties.major}{properties.minor}",
+        "gpu_uuid": str(properties.uuid),
     }
 
 

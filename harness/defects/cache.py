@@ -15,7 +15,7 @@ from ..formats import ProcessedLayer
 from ..formats.e4m3 import E4M3
 from ..layers import FusedFp8Linear
 from ..outcome import Outcome
-from ..witness.maps import memory_identity
+from ..witness.memory import memory_identity
 from .registry import defect, edit_attached, edit_processed, replace, with_tensors
 
 

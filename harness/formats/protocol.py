@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +50,10 @@ class ProcessedLayer:
     tensors: dict[str, torch.Tensor]
     """`weight` E4M3 [padded_k, padded_width] column-major; `weight_scale` float32 () or
     [padded_width]; `input_scale` float32 () where static; `bias` [padded_width] in the output dtype."""
+
+    def to(self, device: str) -> "ProcessedLayer":
+        """The same layer on a device, strides and all; itself where it lies there already."""
+        return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
