@@ -15,9 +15,9 @@ from .checkpoint.layers import checked_projections, tensor_names
 from .checkpoint.names import Group
 from .checkpoint.reader import CheckpointReader
 from .checkpoint.schemes import SchemePlan
-from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
+from .errors import DaemonUnavailable, WrongTensor
 from .formats import FORMATS, ProcessedLayer
-from .kernels import Kernel
+from .kernels import Kernel, require_preprocessed
 from .spec import LayerSpec
 
 
@@ -129,23 +129,13 @@ def load_from_cache(
     # An error keeps its frames alive, and with them what they hold, until it has been dealt with.
     with ExitStack() as on_error:
         on_error.callback(client.close)
-        _require_preprocessed(kernel, layers)
+        require_preprocessed(kernel, ", ".join(layer.name for layer in layers))
         key = make_key(checkpoint, request.expected_content, list(layers), kernel)
         attached = client.attach(key, request.transport)
         on_error.callback(attached.arena.close)
         restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
         on_error.pop_all()
     return Loaded(layers=restored, route_taken="attach", attached=attached)
-
-
-def _require_preprocessed(kernel: Kernel, layers: Sequence[LayerSpec]) -> None:
-    if not kernel.accepts_preprocessed:
-        raise RefusedKernel(
-            f"layer {', '.join(layer.name for layer in layers)}",
-            expected="a kernel backend that declares support for pre-processed weights",
-            found=f"backend {kernel.name!r}",
-            remedy="Use a backend that does (reference on a CPU) with a weight cache, or load from disk.",
-        )
 
 
 def _require_schemes(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:

@@ -156,6 +156,16 @@ class CaseRecord(_Record):
         return Outcome(self.case["expected"])
 
     @property
+    def cause(self) -> CheckRecord | None:
+        """The check that tells most of a verdict other than PASS.
+
+        Many checks fail of one cause. Those that say the case's own word are meant, and of these the last:
+        whether a route could run stands behind what it computed.
+        """
+        telling = [check for check in self.checks if check.verdict is self.verdict is not Outcome.PASS]
+        return telling[-1] if telling else None
+
+    @property
     def holds(self) -> bool:
         """True when the case ended as it claims."""
         return self.verdict is self.expected

@@ -19,7 +19,7 @@ def refused_scheme_loaded(process: str, loader: str) -> None:
 @defect("capability", Outcome.WRONG_ROUTE)
 def undeclared_backend_attaches(process: str, loader: str) -> None:
     """The cache loader does not ask the backend for its support of pre-processed weights."""
-    replace(loaders, "_require_preprocessed", lambda kernel, layers: None)
+    replace(loaders, "require_preprocessed", lambda kernel, layers: None)
 
 
 @defect("capability", Outcome.INFRA)
