@@ -11,7 +11,7 @@ from .cache.client import Attached, CacheClient
 from .cache.key import make_key
 from .cache.manifest import restore
 from .checkpoint.config import read_quantization
-from .checkpoint.layers import checked_projections, tensor_names
+from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names
 from .checkpoint.names import Group
 from .checkpoint.reader import CheckpointReader
 from .checkpoint.schemes import SchemePlan
@@ -59,6 +59,8 @@ class LayerStream:
     def __iter__(self) -> Iterator[ProcessedLayer]:
         """Read, hash and process; raises CheckpointError, as named."""
         with CheckpointReader(self._checkpoint) as reader:
+            for layer in self._layers:
+                require_nothing_more(layer, reader.names, self._checkpoint)
             names = [name for layer in self._layers for name in tensor_names(layer)]
             yield from self._processed(reader.stream(names))
             self.content = reader.content
@@ -100,6 +102,8 @@ def load_from_disk(
     """
     _require_schemes(checkpoint, layers)
     with CheckpointReader(checkpoint, links_into=links_into) as reader:
+        for layer in layers:
+            require_nothing_more(layer, reader.names, checkpoint)
         processed = [process_layer(layer, reader.load(tensor_names(layer)), checkpoint) for layer in layers]
         return Loaded(layers=processed, route_taken=route_taken, bytes_read=reader.bytes_read)
 

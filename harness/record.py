@@ -51,6 +51,8 @@ class WitnessRecord(_Record):
     """The daemon's pid, from the socket's peer credentials."""
     checkpoint_bytes_read: int = 0
     """Weight bytes that the engine's reader read; information only."""
+    attachments: int | None = None
+    """How often the daemon handed out its memory on this route, by its own word; None without a daemon."""
     probe: bool = False
     """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
 
@@ -127,6 +129,8 @@ class DaemonRecord(_Record):
     """The manifest: what the daemon serves."""
     error: ErrorRecord | None = None
     """Why it did not start to serve."""
+    files_opened: list[str] = []
+    """Weight files opened while it lived, by whatever process: the route's own are watched elsewhere."""
     exit: int | None = None
     stderr_tail: str = ""
 
