@@ -33,7 +33,9 @@ class SchemePlan:
 
     @property
     def _is_mixed(self) -> bool:
-        return (self._config.quant_algo or "").upper() == MIXED
+        algo = self._config.quant_algo or ""
+        # Other alphabets have letters that become these in upper case.
+        return algo.isascii() and algo.upper() == MIXED
 
     def require_supported(self, group: Group | None = None) -> None:
         """Refuse what is not processed here; `group` is the layer asked for, which messages then name.
@@ -125,8 +127,7 @@ class SchemePlan:
 
 
 def _is_supported(algo: str | None) -> bool:
-    # Other alphabets have letters that become these in upper case.
-    return algo is not None and algo.isascii() and algo.upper() in SUPPORTED
+    return algo is not None and algo.upper() in SUPPORTED
 
 
 def _shown(algo: str | None) -> str:
