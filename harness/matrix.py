@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 
 from .spec import (
     CaseSpec,
@@ -129,7 +129,7 @@ def corner_layers() -> list[CaseSpec]:
             source=SyntheticSource(seed=SEED),
             transport=transport,
         )
-        for scheme, transport in zip(Scheme, CPU_TRANSPORTS, strict=True)
+        for scheme, transport in zip(Scheme, cycle(CPU_TRANSPORTS), strict=False)
         for kind, widths, k in corners
     ]
 
