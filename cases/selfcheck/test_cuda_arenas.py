@@ -265,7 +265,7 @@ FORGED: dict[str, tuple[str, Callable[[], int]]] = {
     "ipc-63-bytes": ("cuda-ipc", lambda: cuda_ipc.handle_file(bytes(63))),
     "ipc-65-bytes": ("cuda-ipc", lambda: cuda_ipc.handle_file(bytes(65))),
     "ipc-empty": ("cuda-ipc", lambda: cuda_ipc.handle_file(b"")),
-    "ipc-pipe": ("cuda-ipc", lambda: os.pidfd_open(os.getpid())),
+    "ipc-no-file": ("cuda-ipc", lambda: os.pidfd_open(os.getpid())),
     "vmm-memfd": ("cuda-vmm", lambda: plain_file(2 * GRANULE)),
     "vmm-folder": ("cuda-vmm", lambda: os.open("/", os.O_RDONLY)),
 }

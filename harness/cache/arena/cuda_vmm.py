@@ -7,7 +7,6 @@ right, and a part of an allocation cannot be mapped on its own.
 
 import os
 import stat
-import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,12 +38,11 @@ class CudaVmmArena:
             ArenaError: no memory, or this host does not share it.
         """
         self._device = current_device()
-        self.probe_offset, self.nbytes = laid_out(data_bytes, granularity(self._device))
-        self._probing = threading.Lock()
+        self.probe_offset, self.nbytes = laid_out(data_bytes, _granularity(self._device))
         with ExitStack() as acquired:
             self._handle = _allocated(self._device, self.nbytes, acquired)
             self.fd = _exported(self._handle, acquired)
-            self._memory = mapped(self._device, self._handle, self.nbytes, acquired, writable=True)
+            self._memory = _mapped(self._device, self._handle, self.nbytes, acquired, writable=True)
             self._memory.poke(self.probe_offset, bytes(PROBE_BYTES) + os.urandom(IDENTITY_BYTES))
             self.allocation = allocation_id(TRANSPORT, self._memory, self.probe_offset)
             self._acquired = acquired.pop_all()
@@ -64,9 +62,9 @@ class CudaVmmArena:
 
     def write_probe(self, nonce: bytes) -> None:
         """Put PROBE_BYTES on the probe page, where attached engines see them at once; raises ArenaError."""
-        with self._probing, ExitStack() as acquired:
+        with ExitStack() as acquired:
             self._device.make_current()
-            memory = mapped(self._device, self._handle, self.nbytes, acquired, writable=True)
+            memory = _mapped(self._device, self._handle, self.nbytes, acquired, writable=True)
             memory.poke(self.probe_offset, nonce)
 
     def close(self) -> None:
@@ -82,20 +80,20 @@ class CudaVmmAttachment(CudaAttachment):
         try:
             _require_driver_descriptor(fd)
             device = current_device()
-            require_layout(nbytes, probe_offset, granularity(device))
+            require_layout(nbytes, probe_offset, _granularity(device))
             with ExitStack() as acquired:
                 handle = _imported(fd)
                 with ExitStack() as imported:
                     # The mapping keeps the memory; the handle is needed for making it only.
                     imported.callback(_release, handle)
-                    memory = mapped(device, handle, nbytes, acquired, writable=False)
+                    memory = _mapped(device, handle, nbytes, acquired, writable=False)
                 kept = acquired.pop_all()
         finally:
             os.close(fd)
         super().__init__(TRANSPORT, memory, probe_offset, kept)
 
 
-def granularity(device: Device) -> int:
+def _granularity(device: Device) -> int:
     """Bytes of the pieces that the device maps in (2 MiB on an H200); raises ArenaError."""
     driver = bindings()
     smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -103,7 +101,7 @@ def granularity(device: Device) -> int:
     return int(check(found, "cuMemGetAllocationGranularity"))
 
 
-def mapped(device: Device, handle: Any, nbytes: int, acquired: ExitStack, *, writable: bool) -> DeviceMemory:
+def _mapped(device: Device, handle: Any, nbytes: int, acquired: ExitStack, *, writable: bool) -> DeviceMemory:
     """Map all of an allocation at an address of its own, until `acquired` is closed; raises ArenaError."""
     driver = bindings()
     reserved = driver.cuMemAddressReserve(nbytes, 0, 0, 0)
