@@ -36,7 +36,7 @@ Socket = Annotated[
 ]
 Transport = Annotated[
     str,
-    typer.Option("--transport", help=f"How the memory is shared: {' or '.join(TRANSPORTS)} (unsealed)."),
+    typer.Option("--transport", help=f"How the memory is shared: {', '.join(TRANSPORTS)} (cuda: on a GPU)."),
 ]
 KernelName = Annotated[
     str, typer.Option("--kernel", help="Backend that will multiply; both sides must name the same.")
