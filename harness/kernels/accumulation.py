@@ -1,7 +1,7 @@
 """How far a sum on Hopper's FP8 tensor cores may be off: the constants and the two ways of summing.
 
 An MMA takes 32 products and the sum so far, aligns all 33 addends to the largest of them and drops what lies
-below the bits that it keeps. `ADDEND_ERROR` is what one addend may lose so, relative to the largest; no addend
+below the bits that it keeps. `ADDEND_ERROR` is what one addend may lose so, relative to the largest; none
 is larger than the sum of all magnitudes. Both bounds are of the worst operands; drawn ones stay far below.
 """
 

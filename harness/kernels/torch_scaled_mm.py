@@ -9,7 +9,7 @@ import hashlib
 import torch
 
 from ..errors import KernelContractError
-from .accumulation import promoted_sum_error
+from .accumulation import EPILOGUE_ROUNDINGS, FLOAT32_ROUNDING, promoted_sum_error
 from .contract import check_operands
 
 
@@ -24,13 +24,14 @@ class TorchScaledMm:
 
     @staticmethod
     def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`: the larger of a CPU's and a GPU's.
+        """See `Kernel.sum_error`; of a torch for CUDA, the larger of a CPU's and a GPU's.
 
         A CPU: one float32 rounding a term in any order, and three for the scales and the bias. A GPU:
         cuBLASLt is asked for no fast accumulation; that it promotes as often as CUTLASS is not documented,
         and is to be confirmed by measurement (cases/gpu/test_kernels.py).
         """
-        return max((k + 3) * 2.0**-24, promoted_sum_error(k))
+        on_cpu = (k + EPILOGUE_ROUNDINGS) * FLOAT32_ROUNDING
+        return on_cpu if torch.version.cuda is None else max(on_cpu, promoted_sum_error(k))
 
     def build_id(self) -> str:
         """Hash of the torch build."""

@@ -1,4 +1,4 @@
-"""vLLM's own CUTLASS operator, `torch.ops._C.cutlass_scaled_mm`, of an installed vLLM or of one library of it.
+"""vLLM's own CUTLASS operator, `torch.ops._C.cutlass_scaled_mm`, of an installed vLLM or of its library.
 
 vLLM itself is never imported: its library registers the operator when it is loaded. Its Hopper kernels use
 fast accumulation throughout (vLLM's csrc/.../cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh).
@@ -105,7 +105,7 @@ class VllmCutlassKernel:
                 f"{OPERATOR} of {self.library}",
                 expected="a launch",
                 found=error,
-                remedy="See that the GPU is free and healthy (nvidia-smi), and one that this vLLM is built for.",
+                remedy="See that the GPU is free and healthy (nvidia-smi), and that vLLM is built for it.",
             ) from error
         if OPERATOR not in self.launched:
             self.launched.append(OPERATOR)
@@ -153,7 +153,7 @@ def recorded_hash(library: Path) -> tuple[str | None, str | None]:
 
 
 def load(library: Path) -> None:
-    """Load a library for this process; raises KernelBuildError where this torch cannot, or the operator lacks."""
+    """Load a library into this process; raises KernelBuildError where it fails or lacks the operator."""
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
         torch.ops._C.cutlass_scaled_mm  # noqa: B018 - looked up, not called

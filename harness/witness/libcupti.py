@@ -31,6 +31,7 @@ GRAPH_LAUNCHES = {514: "cuGraphLaunch", 515: "cuGraphLaunch_ptsz"}
 """The same header: a graph's kernels are not launched one by one, so they have no names here."""
 
 SONAMES = ("libcupti.so.13", "libcupti.so.12")
+DEFAULT_TOOLKIT = "/usr/local/cuda"
 
 
 class CallbackData(ctypes.Structure):
@@ -113,7 +114,7 @@ def _package_folders() -> Iterator[Path]:
 
 
 def _toolkit_folders() -> Iterator[Path]:
-    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), DEFAULT_TOOLKIT)
     for root in dict.fromkeys(root for root in named if root):
         yield from (Path(root) / "extras" / "CUPTI" / "lib64", Path(root) / "lib64")
 
