@@ -161,6 +161,21 @@ def test_failure_in_a_callback_stays_there_and_is_told_at_the_end(stub: ctypes.C
     assert counter(stub, "unsubscribed").value == 1
 
 
+def test_interrupt_in_a_callback_is_not_lost(stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KernelWitness, "_note", interrupted)
+
+    def block() -> None:
+        with KernelWitness():
+            assert stub.launch(1, 307, 0, b"kernel")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert counter(stub, "unsubscribed").value == 1
+
+
 def test_second_witness_is_refused_and_the_first_goes_on(stub: ctypes.CDLL) -> None:
     with KernelWitness() as witness:
         with pytest.raises(LaunchError, match="the only CUPTI subscriber"), KernelWitness():

@@ -30,7 +30,7 @@ class KernelWitness:
 
     graph_launches: int
     """CUDA graphs launched: the kernels in a graph are not seen one by one."""
-    failures: list[Exception]
+    failures: list[BaseException]
     """What went wrong in callbacks, so that launches may be missing from `kernels`."""
 
     def __init__(self) -> None:
@@ -76,8 +76,14 @@ class KernelWitness:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop watching; raises LaunchError if a callback failed, unless the block itself raises."""
+        """Stop watching; raises LaunchError if a callback failed, unless the block itself raises.
+
+        An interrupt that came while a callback ran is raised here, as it is.
+        """
         self._unsubscribe()
+        for failure in self.failures:
+            if not isinstance(failure, Exception):
+                raise failure
         if self.failures and kind is None:
             raise LaunchError(
                 "kernel witness",
@@ -95,7 +101,7 @@ class KernelWitness:
         # Called from C, on whichever thread launches: nothing may leave it.
         try:
             self._note(domain, callback, data.contents)
-        except Exception as error:
+        except BaseException as error:
             self.failures.append(error)
 
     def _note(self, domain: int, callback: int, data: CallbackData) -> None:
