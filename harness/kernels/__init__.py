@@ -1,13 +1,16 @@
-"""Kernel backends by name."""
+"""Kernel backends by name. Naming one loads no library and no compiler; those come with its first use."""
 
 from ..errors import InvalidInput, RefusedKernel
 from .cutlass import CutlassKernel
 from .protocol import Kernel
 from .reference import ReferenceKernel
 from .torch_scaled_mm import TorchScaledMm
+from .triton import TritonKernel
+from .vllm import VllmCutlassKernel
 
 KERNELS: dict[str, type[Kernel]] = {
-    kernel.name: kernel for kernel in (CutlassKernel, ReferenceKernel, TorchScaledMm)
+    kernel.name: kernel
+    for kernel in (CutlassKernel, ReferenceKernel, TorchScaledMm, TritonKernel, VllmCutlassKernel)
 }
 
 
