@@ -2,13 +2,9 @@
 
 import os
 
-import pytest
 import torch
 
 from loadproof.harness.device import describe_gpu, list_gpus, visible_devices
-
-NO_GPU = "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no GPU on this host"
-pytestmark = pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)
 
 
 def test_visible_devices_are_those_of_cuda_in_its_order() -> None:
