@@ -26,7 +26,10 @@ class Channel:
             raise Closed from error
 
     def receive(self, timeout: float | None = None) -> dict[str, Any]:
-        """The next message; raises TimeoutError after `timeout` seconds, Closed at the end."""
+        """The next message; raises TimeoutError after `timeout` seconds, Closed at the end.
+
+        ValueError or RecursionError: what came is not a message.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._buffer:
             if deadline is not None and deadline <= time.monotonic():
@@ -45,7 +48,8 @@ class Channel:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         message = json.loads(line)
-        assert isinstance(message, dict)
+        if not isinstance(message, dict):
+            raise ValueError(f"a message that is no object: {message!r:.100}")
         return message
 
     def fileno(self) -> int:

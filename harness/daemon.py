@@ -75,7 +75,7 @@ def serving(job: DaemonJob) -> Iterator[Serving]:
     """
     kernel = make_kernel(job.kernel)
     with listening(job.socket) as listener:
-        layers = LayerStream(job.checkpoint, job.layers, job.device)
+        layers = LayerStream(job.checkpoint, job.layers)
         placement = place({layer.name: FORMATS[layer.scheme].tensors_of(layer) for layer in job.layers})
         arena = create_arena(job.transport, placement.data_bytes)
         try:

@@ -22,6 +22,9 @@ from .tensor_bytes import dtype_name, memory_bytes, sha256
 from .witness.cupti import KernelWitness
 from .witness.memory import memory_identity
 
+SYMBOL_CHARACTERS = 200
+"""Kept of a kernel's symbol: a template's goes on for thousands."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineJob:
@@ -129,10 +132,12 @@ def watched_kernels(kernel: Kernel, device: str) -> Iterator[list[str]]:
     if device == "cpu":
         yield kernel.launched
         return
+    launched: list[str] = []
     with KernelWitness() as witness:
-        yield witness.kernels
+        yield launched
         # A launch is seen when it is made; this only brings its errors here.
         torch.cuda.synchronize()
+    launched += [symbol[:SYMBOL_CHARACTERS] for symbol in witness.kernels]
 
 
 def run_layer(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -164,7 +164,7 @@ class ArenaError(CacheError):
 
 
 class LaunchError(LoadproofError):
-    """The forkserver did not start, or did not preload what it must."""
+    """The forkserver or a witness did not start, or did not do what it must."""
 
 
 class ProcessTimeout(LoadproofError):

@@ -116,6 +116,9 @@ class _Server:
             raise self._silent(error) from error
 
     def _silent(self, error: Exception) -> LaunchError:
+        # A late answer would be taken for the next request's; the next spawn starts a fresh server.
+        self.process.kill()
+        self.process.wait()
         return LaunchError(
             "forkserver",
             expected="an answer",

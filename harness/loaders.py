@@ -11,13 +11,13 @@ from .cache.client import Attached, CacheClient
 from .cache.key import make_key
 from .cache.manifest import restore
 from .checkpoint.config import read_quantization
-from .checkpoint.layers import checked_projections, tensor_names
+from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names
 from .checkpoint.names import Group
 from .checkpoint.reader import CheckpointReader
 from .checkpoint.schemes import SchemePlan
-from .errors import DaemonUnavailable, RefusedKernel, WrongTensor
+from .errors import DaemonUnavailable, WrongTensor
 from .formats import FORMATS, ProcessedLayer
-from .kernels import Kernel
+from .kernels import Kernel, require_preprocessed
 from .spec import LayerSpec
 
 
@@ -49,18 +49,19 @@ class LayerStream:
     Memory holds the tensors of unfinished layers only: few, where files hold a layer's tensors together.
     """
 
-    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec], device: str = "cpu") -> None:
+    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
         """Take what is asked; raises RefusedScheme or ConfigError, before a weight is read."""
         _require_schemes(checkpoint, layers)
         self._checkpoint = checkpoint
         self._layers = layers
-        self._device = device
         self.content = ""
         """Digest of the whole checkpoint, once iterated: of exactly the bytes that the layers come from."""
 
     def __iter__(self) -> Iterator[ProcessedLayer]:
         """Read, hash and process; raises CheckpointError, as named."""
         with CheckpointReader(self._checkpoint) as reader:
+            for layer in self._layers:
+                require_nothing_more(layer, reader.names, self._checkpoint)
             names = [name for layer in self._layers for name in tensor_names(layer)]
             yield from self._processed(reader.stream(names))
             self.content = reader.content
@@ -72,7 +73,7 @@ class LayerStream:
             held[name] = tensor
             del tensor
             for layer, _ in [each for each in waiting if each[1] <= held.keys()]:
-                yield process_layer(layer, held, self._checkpoint).to(self._device)
+                yield process_layer(layer, held, self._checkpoint)
             waiting = [each for each in waiting if not each[1] <= held.keys()]
             wanted = {name for _, names in waiting for name in names}
             held = {name: tensor for name, tensor in held.items() if name in wanted}
@@ -104,6 +105,8 @@ def load_from_disk(
     """
     _require_schemes(checkpoint, layers)
     with CheckpointReader(checkpoint, links_into=links_into) as reader:
+        for layer in layers:
+            require_nothing_more(layer, reader.names, checkpoint)
         processed = [
             process_layer(layer, reader.load(tensor_names(layer)), checkpoint).to(device) for layer in layers
         ]
@@ -137,23 +140,13 @@ def load_from_cache(
     # An error keeps its frames alive, and with them what they hold, until it has been dealt with.
     with ExitStack() as on_error:
         on_error.callback(client.close)
-        _require_preprocessed(kernel, layers)
+        require_preprocessed(kernel, ", ".join(layer.name for layer in layers))
         key = make_key(checkpoint, request.expected_content, list(layers), kernel, request.device)
         attached = client.attach(key, request.transport)
         on_error.callback(attached.arena.close)
         restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
         on_error.pop_all()
     return Loaded(layers=restored, route_taken="attach", attached=attached)
-
-
-def _require_preprocessed(kernel: Kernel, layers: Sequence[LayerSpec]) -> None:
-    if not kernel.accepts_preprocessed:
-        raise RefusedKernel(
-            f"layer {', '.join(layer.name for layer in layers)}",
-            expected="a kernel backend that declares support for pre-processed weights",
-            found=f"backend {kernel.name!r}",
-            remedy="Use a backend that does (reference on a CPU) with a weight cache, or load from disk.",
-        )
 
 
 def _require_schemes(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 
 from .spec import (
     CaseSpec,
@@ -154,7 +154,7 @@ def corner_layers(on: Backends) -> list[CaseSpec]:
     ]
     return [
         case
-        for scheme, transport in zip(Scheme, on.transports, strict=True)
+        for scheme, transport in zip(Scheme, cycle(on.transports), strict=False)
         for kind, widths, k in corners
         for case in _each_kernel(
             on,

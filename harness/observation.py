@@ -43,6 +43,8 @@ class RouteObservation:
     """What the daemon was told to write after the engine had attached."""
     daemon_digests: dict[str, str] | None = None
     """The arena hashed again by the daemon, after the engine had exited."""
+    attachments: int | None = None
+    """How often the daemon handed out its memory meanwhile, by its own word."""
     results: dict[str, torch.Tensor] = field(default_factory=dict)
     """The engine's safetensors file: see `engine.run_layer` and `engine.stored`."""
 

@@ -81,6 +81,7 @@ def _counts(entries: list[CaseEntry]) -> Counts:
 def _verdict(counts: Counts, messages: list[str]) -> Verdict:
     if counts.failed:
         return Verdict.NOT_EQUIVALENT
-    if counts.incomplete or messages or not counts.planned:
+    # Refusals alone hold as they should, and show nothing equivalent.
+    if counts.incomplete or messages or not counts.verified:
         return Verdict.INCOMPLETE
     return Verdict.EQUIVALENT

@@ -54,6 +54,8 @@ class WitnessRecord(_Record):
     """The daemon's pid, from the socket's peer credentials."""
     checkpoint_bytes_read: int = 0
     """Weight bytes that the engine's reader read; information only."""
+    attachments: int | None = None
+    """How often the daemon handed out its memory on this route, by its own word; None without a daemon."""
     probe: bool = False
     """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
 
@@ -130,6 +132,8 @@ class DaemonRecord(_Record):
     """The manifest: what the daemon serves."""
     error: ErrorRecord | None = None
     """Why it did not start to serve."""
+    files_opened: list[str] = []
+    """Weight files opened while it lived, by whatever process: the route's own are watched elsewhere."""
     exit: int | None = None
     stderr_tail: str = ""
 
@@ -157,6 +161,16 @@ class CaseRecord(_Record):
     @property
     def expected(self) -> Outcome:
         return Outcome(self.case["expected"])
+
+    @property
+    def cause(self) -> CheckRecord | None:
+        """The check that tells most of a verdict other than PASS.
+
+        Many checks fail of one cause. Those that say the case's own word are meant, and of these the last:
+        whether a route could run stands behind what it computed.
+        """
+        telling = [check for check in self.checks if check.verdict is self.verdict is not Outcome.PASS]
+        return telling[-1] if telling else None
 
     @property
     def holds(self) -> bool:

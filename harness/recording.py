@@ -37,6 +37,7 @@ def _route_record(seen: RouteObservation) -> RouteRecord:
             mapped_bytes=said.get("mapped_bytes", 0),
             daemon_pid=said.get("daemon_pid"),
             checkpoint_bytes_read=said.get("checkpoint_bytes_read", 0),
+            attachments=seen.attachments,
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,
         ),
         outputs=[

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from .atomic_file import unwritable
 from .cache.arena import PROBE_BYTES
 from .cache.client import CacheClient
 from .channel import Closed
+from .checkpoint.files import weight_files
 from .checkpoint.route_dir import RouteDir, make_route_dir
 from .daemon import DaemonJob
 from .engine import EngineJob
@@ -22,10 +21,11 @@ from .errors import LoadproofError, ProcessCrashed, RemoteError
 from .launch import Child
 from .observation import RouteObservation
 from .outcome import Outcome
-from .record import DaemonRecord, ErrorRecord, TensorRecord
+from .record import DaemonRecord, ErrorRecord
 from .routes import ROUTES, Route
 from .spec import CaseSpec
 from .subjects.protocol import Subject
+from .testimony import check_observed, daemon_record, take_results
 from .witness.inotify import FileWitness
 
 PHASE_SECONDS = 60.0
@@ -56,6 +56,7 @@ class Runner:
         self._subject = subject
         self._scratch = scratch
         self._daemon = DaemonRecord()
+        self._handed_out = 0
         self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
         """What is known of each route, filled in while `run` goes on."""
         self._socket = scratch / "d" / "s"
@@ -96,26 +97,42 @@ class Runner:
             expected_content=self._request.content,
             defect=self._request.defect,
         )
-        child = self._subject.start_daemon(job, stderr)
+        weights = list(weight_files(job.checkpoint).names)
+        with FileWitness(job.checkpoint, weights, by_inode=True) as witness:
+            child = self._subject.start_daemon(job, stderr)
+            try:
+                self._daemon = self._ready(child, case.transport)
+                yield
+            finally:
+                self._daemon = self._daemon.model_copy(
+                    update={
+                        "exit": child.end(),
+                        "stderr_tail": child.stderr_tail(),
+                        "pid": child.pid,
+                        "files_opened": witness.opened(),
+                    }
+                )
+
+    def _ready(self, child: Child, transport: str) -> DaemonRecord:
+        message = self._await(child, "started")
         try:
-            self._daemon = _daemon_record(child, case.transport, self._await(child, "started"))
-            yield
-        finally:
-            status = child.end()
-            ended = {"exit": status, "stderr_tail": child.stderr_tail(), "pid": child.pid}
-            self._daemon = self._daemon.model_copy(update=ended)
+            return daemon_record(child.pid, transport, message)
+        except ValueError as error:
+            raise _garbled(child, "started", error) from error
 
     def _await(self, child: Child, phase: str) -> dict[str, Any]:
         try:
             message = child.channel.receive(self._request.phase_seconds)
+            if "error" not in message:
+                return message
+            described, outcome = ErrorRecord(**message["error"]), Outcome(message["outcome"])
         except TimeoutError:
             raise child.abort(phase, self._request.phase_seconds) from None
         except Closed:
             raise _crashed(child, phase) from None
-        if "error" in message:
-            error = message["error"]
-            raise RemoteError(error["type"], error["message"], Outcome(message["outcome"]))
-        return message
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise _garbled(child, phase, error) from error
+        raise RemoteError(described.type, described.message, outcome)
 
     def _observe(self, seen: RouteObservation) -> None:
         started = time.monotonic()
@@ -140,10 +157,13 @@ class Runner:
                 child.end()
                 seen.pid, seen.exit, seen.stderr_tail = child.pid, child.exit, child.stderr_tail()
             seen.files_opened = witness.opened()
-        if job.results.exists() and seen.outcome is Outcome.PASS:
-            seen.results = load_file(job.results)
+        if seen.outcome is Outcome.PASS:
+            try:
+                seen.results = take_results(job.results)
+            except ValueError as error:
+                self._fail(seen, _garbled(child, "finished", error))
         if route.daemon_present:
-            seen.daemon_digests = self._digests()
+            self._ask_daemon(seen)
 
     def _job(self, route: Route, files: RouteDir) -> EngineJob:
         case = self._request.case
@@ -169,9 +189,9 @@ class Runner:
         try:
             while phase != "finished":
                 message = child.channel.receive(self._request.phase_seconds)
-                phase = message["phase"]
+                phase, observed = str(message["phase"]), message["observed"]
+                check_observed(observed, message["ms"])
                 seen.timings_ms[phase] = message["ms"]
-                observed = message["observed"]
                 if phase == "failed":
                     seen.error, seen.outcome = ErrorRecord(**observed["error"]), Outcome(observed["outcome"])
                     child.wait()
@@ -189,7 +209,7 @@ class Runner:
             self._fail(seen, _crashed(child, phase))
         except LoadproofError as error:
             self._fail(seen, error)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             self._fail(seen, _garbled(child, phase, error))
 
     @staticmethod
@@ -206,13 +226,16 @@ class Runner:
             client.close()
         return nonce.hex()
 
-    def _digests(self) -> dict[str, str] | None:
+    def _ask_daemon(self, seen: RouteObservation) -> None:
+        """What the daemon sees once the engine is gone: its bytes, and how often it handed them out."""
         try:
             client = CacheClient(self._socket)
         except LoadproofError:
-            return None
+            return
         try:
-            return client.digests()
+            seen.daemon_digests = client.digests()
+            handed_out = client.attachments()
+            seen.attachments, self._handed_out = handed_out - self._handed_out, handed_out
         finally:
             client.close()
 
@@ -233,23 +256,4 @@ def _crashed(child: Child, phase: str) -> ProcessCrashed:
         expected=f"the phase after {phase!r}",
         found=f"its end with exit status {status}{' (a signal)' if (status or 0) < 0 else ''}",
         remedy="Its stderr, with the stack of a crash, is in the evidence.",
-    )
-
-
-def _daemon_record(child: Child, transport: str, message: dict[str, Any]) -> DaemonRecord:
-    ready = message["ready"]
-    entries = ready["manifest"]["entries"]
-    kept = ("shape", "stride", "dtype", "sha256", "offset")
-    return DaemonRecord(
-        pid=child.pid,
-        transport=transport,
-        allocation=ready["allocation"],
-        arena_bytes=ready["manifest"]["arena_bytes"],
-        key=ready["key"],
-        tensors=[
-            TensorRecord(
-                name=f"{e['layer']}.{e['tensor']}", allocation=ready["allocation"], **{k: e[k] for k in kept}
-            )
-            for e in entries
-        ],
     )

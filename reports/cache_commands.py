@@ -14,7 +14,7 @@ from loadproof.harness.cache.arena import TRANSPORTS, is_sealed
 from loadproof.harness.cache.client import Attached, CacheClient
 from loadproof.harness.cache.key import make_key
 from loadproof.harness.cache.manifest import Entry
-from loadproof.harness.cache.socket_path import check_length
+from loadproof.harness.cache.socket_path import check_directory, check_length
 from loadproof.harness.checkpoint.digest import sidecar_digest
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import (
@@ -22,7 +22,7 @@ from loadproof.harness.errors import (
     InvalidInput,
     KeyMismatch,
 )
-from loadproof.harness.kernels import make_kernel
+from loadproof.harness.kernels import make_kernel, require_preprocessed
 from loadproof.harness.tensor_bytes import sha256
 
 from .checkpoint_layers import discovered, left_out, remembered
@@ -36,7 +36,7 @@ Socket = Annotated[
 ]
 Transport = Annotated[
     str,
-    typer.Option("--transport", help=f"How the memory is shared: {' or '.join(TRANSPORTS)} (unsealed)."),
+    typer.Option("--transport", help=f"How the memory is shared: {', '.join(TRANSPORTS)} (cuda: on a GPU)."),
 ]
 KernelName = Annotated[
     str, typer.Option("--kernel", help="Backend that will multiply; both sides must name the same.")
@@ -58,6 +58,8 @@ def daemon(
     """Load a checkpoint's FP8 layers once and serve their memory until SIGTERM or Ctrl-C."""
     with _errors_typed(socket), _signals_stop():
         _require_usable(transport, kernel, socket)
+        if socket.parent.exists():
+            check_directory(socket.parent)
         layers = discovered(checkpoint)
         for line in left_out(checkpoint, layers):
             typer.echo(line, err=True)
@@ -86,7 +88,9 @@ def attach(
     with _errors_typed(socket):
         _require_usable(transport, kernel, socket)
         content = sidecar_digest(checkpoint)
-        key = make_key(checkpoint, content, remembered(checkpoint, content), make_kernel(kernel))
+        layers, backend = remembered(checkpoint, content), make_kernel(kernel)
+        require_preprocessed(backend, f"{layers[0].name} and {len(layers) - 1} more")
+        key = make_key(checkpoint, content, layers, backend)
         client = CacheClient(socket)
         try:
             attached = client.attach(key, transport)

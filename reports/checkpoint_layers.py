@@ -12,6 +12,7 @@ from loadproof.harness.checkpoint import strict_json
 from loadproof.harness.checkpoint.config import CONFIG, read_quantization
 from loadproof.harness.checkpoint.digest import config_digests, sidecar_digest
 from loadproof.harness.checkpoint.discovery import discover_layers
+from loadproof.harness.checkpoint.files import read_small
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.checkpoint.schemes import SchemePlan
 from loadproof.harness.checkpoint.unused import unused_tensors
@@ -61,14 +62,18 @@ def _first(names: Sequence[str]) -> str:
 
 def _out_dtype(checkpoint: Path) -> str:
     try:
-        document = strict_json.parse((checkpoint / CONFIG).read_bytes(), strict_numbers=False)
+        document = strict_json.parse(read_small(checkpoint / CONFIG), strict_numbers=False)
     except FileNotFoundError:
         document = {}
     except ValueError as error:
         document = error
-    dtype = document.get("dtype") if isinstance(document, dict) else document
-    if dtype is None:
+    # transformers wrote `torch_dtype` before version 5.
+    keys = ("dtype", "torch_dtype")
+    named = [document.get(key) for key in keys] if isinstance(document, dict) else [document]
+    named = [dtype for dtype in named if dtype is not None]
+    if not named:
         return DTYPES[0]
+    dtype = named[0] if named.count(named[0]) == len(named) else named
     if dtype not in DTYPES:
         raise ConfigError(
             checkpoint / CONFIG,

@@ -17,6 +17,7 @@ from .load import load_run
 from .summary import case_summary
 from .text import flatten, one_line
 from .view import CaseView, cases_in_order
+from .write import write_reports
 
 LATEST = Path(".loadproof/latest")
 
@@ -32,12 +33,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def render(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Default: RUN/report.html.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the HTML report alone, to this file.")
+    ] = None,
 ) -> None:
-    """Render a run's evidence to one HTML file."""
-    target = output or run / "report.html"
-    write_atomically(target, render_html(load_run(run)))
-    typer.echo(f"Wrote {target}", err=True)
+    """Make a run's reports again from its evidence: report.html, validation.md and junit.xml."""
+    if output is None:
+        write_reports(run)
+        typer.echo(f"Wrote the reports in {run}", err=True)
+    else:
+        write_atomically(output, render_html(load_run(run)))
+        typer.echo(f"Wrote {output}", err=True)
 
 
 def show(

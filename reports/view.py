@@ -72,9 +72,8 @@ class CaseView:
         """Why the case does not hold, in one sentence."""
         if self.record is None:
             return "Planned, but it left no evidence."
-        if self.failed_checks:
-            first = self.failed_checks[0]
-            return f"{first.name}: {first.detail}"
+        if self.record.cause:
+            return f"{self.record.cause.name}: {self.record.cause.detail}"
         for name, route in self.routes.items():
             if route and route.error:
                 return f"{name}: {route.error.type}: {route.error.message}"
@@ -165,4 +164,5 @@ def _output(route: RouteRecord | None, m: int) -> OutputRecord | None:
 
 def _pytest_command(node_id: str) -> str:
     plain = re.fullmatch(r"[\w\-./:\[\] ,=+@%]+", node_id)
-    return f'pytest "{node_id}"' if plain else f"pytest {shlex.quote(node_id)}"
+    quoted = f'"{node_id}"' if plain else shlex.quote(node_id)
+    return f"python -m pytest {quoted}"

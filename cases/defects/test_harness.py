@@ -44,6 +44,8 @@ class TestFreeMemoryOfTheWholeDevice:
         files = sorted((ROOT / folder).rglob("*.py"))
         assert files
         wrong = {str(f.relative_to(ROOT)): sorted(names_in(f) & FREE_MEMORY) for f in files}
+        # The size of the whole memory, which describes a GPU.
+        assert wrong.pop("harness/device.py", ["nvmlDeviceGetMemoryInfo"]) == ["nvmlDeviceGetMemoryInfo"]
         assert {name: found for name, found in wrong.items() if found} == {}
 
 
@@ -66,7 +68,12 @@ for folder in ("harness", "fixtures", "reports", "cases"):
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         names.append("loadproof." + ".".join(parts))
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A backend's own requirement, which only that backend imports.
+        if error.name != "triton":
+            raise
 import loadproof.harness.forkserver as forkserver
 forkserver.entry_points()
 print(len(names), touched)

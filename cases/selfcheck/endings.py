@@ -76,7 +76,7 @@ class BadRun:
         deadline = time.monotonic() + seconds
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not left
+        assert not left, left
         assert not folders or not list(self.tmp.glob("loadproof-*"))
 
 

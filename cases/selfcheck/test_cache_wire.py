@@ -113,7 +113,7 @@ def test_daemon_refuses_an_unknown_request_and_serves_the_next(
 def test_engine_raises_bad_frame_for_a_reply_that_says_so(path: Path, daemon: Serving) -> None:
     client = CacheClient(path)
     try:
-        with pytest.raises(BadFrame, match="a command: attach, probe or digest"):
+        with pytest.raises(BadFrame, match="a command: attach, probe, digest or count"):
             client._exchange({"command": "exec"})
     finally:
         client.close()

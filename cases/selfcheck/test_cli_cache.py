@@ -85,7 +85,8 @@ def test_daemon_says_what_no_layer_uses(path: Path, tmp_path: Path) -> None:
     tensors = synthetic_tensors(LAYER, 3, False)
     # What nothing reads comes first; the newline shows that no name breaks the line.
     tensors |= {f"{name}.weight": torch.ones(2) for name in ("model.norm", "a", "b\nc")}
-    tensors["model.layers.0.self_attn.q_proj.pre_quant_scale"] = torch.ones(2)
+    tensors["model.layers.0.rotary.k_scale_of_nobody"] = torch.ones(2)
+    tensors["model.layers.0.mlp.experts.weight_scale_2"] = torch.ones(2)
     write_checkpoint(folder, tensors, Scheme.FP8)
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": dict.fromkeys(tensors, "model.safetensors")})
@@ -96,8 +97,8 @@ def test_daemon_says_what_no_layer_uses(path: Path, tmp_path: Path) -> None:
         assert process.stderr is not None
         said = process.stderr.read().splitlines()
     assert said == [
-        "4 tensors are not part of any quantised layer: "
-        "model.layers.0.self_attn.q_proj.pre_quant_scale, a.weight, b c.weight, …",
+        "5 tensors are not part of any quantised layer: "
+        "model.layers.0.mlp.experts.weight_scale_2, model.layers.0.rotary.k_scale_of_nobody, a.weight, …",
         "1 files or tensors are not named by the index: stale.safetensors",
     ]
 
@@ -215,7 +216,8 @@ def test_attach_reads_no_weight_file_while_the_sidecar_is_fresh(
         "import os, sys\n"
         "real = os.pread\n"
         "def pread(*args):\n"
-        f"    open({str(log)!r}, 'a').write('read\\n')\n"
+        "    if os.readlink(f'/proc/self/fd/{args[0]}').endswith('.safetensors'):\n"
+        f"        open({str(log)!r}, 'a').write('read\\n')\n"
         "    return real(*args)\n"
         "os.pread = pread\n"
         "from loadproof.reports.cli import main\n"

@@ -26,6 +26,13 @@ from loadproof.harness.spec import (
     SyntheticSource,
 )
 
+OF_A_REFUSED_SCHEME = (
+    "refused-scheme-loaded",
+    "refusal-after-reading",
+    "refusal-without-a-name",
+    "daemon-reads-before-it-refuses",
+    "daemon-refuses-without-a-name",
+)
 QKV = ProjectionKind.QKV
 WIDTHS, K = (43, 17, 9), 48
 
@@ -39,10 +46,10 @@ def case_for(defect: str | None) -> CaseSpec:
     """The case in which a defect can happen: of the scheme that has it, or of one that must be refused."""
     scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect == "channel-scales-padded-with-zero" else Scheme.FP8
     layer = layer_spec(QKV, scheme, WIDTHS, K)
-    if defect in ("refused-scheme-loaded", "refusal-after-reading", "refusal-without-a-name"):
+    if defect in OF_A_REFUSED_SCHEME:
         refused = refused_case("RefusedScheme", layer.name, "NVFP4", every_route=True)
         return dataclasses.replace(refused, source=ForeignSource(seed=3, quant_algo="NVFP4"))
-    if defect == "undeclared-backend-attaches":
+    if defect in ("undeclared-backend-attaches", "refusal-after-attaching", "wrong-activations-on-fallback"):
         return refused_case("RefusedKernel", layer.name, kernel="torch-scaled-mm")
     if defect in ("key-mismatch-hidden-by-fallback", "key-mismatch-without-fields"):
         return refused_case("KeyMismatch", "kernel:", daemon_kernel="torch-scaled-mm")
@@ -87,6 +94,15 @@ CAUGHT = {
     "refusal-after-reading": ("capability", "WRONG_ROUTE"),
     "refusal-without-a-name": ("capability", "INCOMPLETE"),
     "key-mismatch-without-fields": ("capability", "INCOMPLETE"),
+    "refusal-after-attaching": ("capability", "WRONG_ROUTE"),
+    "daemon-reads-before-it-refuses": ("capability", "WRONG_ROUTE"),
+    "daemon-refuses-without-a-name": ("capability", "INCOMPLETE"),
+    "output-in-float32": ("gemm_bounded", "DTYPE"),
+    "output-one-step-off": ("gemm_bounded", "BOUND"),
+    "wrong-activations-on-fallback": ("outputs_exact", "BYTES"),
+    "garbled-message": ("outputs_exact", "CRASHED"),
+    "truncated-results": ("outputs_exact", "CRASHED"),
+    "results-of-another-engine": ("outputs_exact", "CRASHED"),
 }
 
 

@@ -174,7 +174,7 @@ def test_pytest_that_dies_leaves_what_can_be_rendered(tmp_path: Path, how: str) 
     run = start(tmp_path, *selection, plant=plant)
     code, text = run.end()
     assert code == (-signal.SIGKILL if killed else 1), text
-    assert f"evidence in {os.path.relpath(run.out, ROOT)}" in text
+    assert f"evidence goes to {os.path.relpath(run.out, ROOT)}" in text
     run.require_nothing_left(2.0, folders=False)
     assert {file.name for file in run.out.iterdir()} == {"planned.json", "evidence"}
     status, report = render(run)

@@ -3,11 +3,13 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from loadproof.harness.checks import derivation
 from loadproof.harness.formats.e4m3 import (
     E4M3,
     MIN_TOKEN_SCALE,
@@ -208,3 +210,12 @@ def test_ties_of_an_output_go_to_even(mantissa: int, exponent: int) -> None:
     assume(not overflows(Fraction(exact), BFLOAT16, 128))
     found = rounded_once(torch.tensor([exact], dtype=torch.float64), torch.bfloat16).item()
     assert Fraction(found) == nearest(Fraction(exact), BFLOAT16)
+
+
+@given(finite_float32, st.sampled_from([torch.bfloat16, torch.float16]))
+@examples(300)
+def test_the_checks_own_rounding_is_to_the_nearest_number(value: float, dtype: torch.dtype) -> None:
+    # torch rounds a float32 once, so here it is another's word.
+    wanted = float32([value]).to(dtype).to(torch.float64).item()
+    found = float(derivation.nearest(np.array([value]), dtype)[0])
+    assert same(found, wanted)

@@ -55,6 +55,7 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
             nonce="n" if route.shares else None,
             files_opened=[] if route.shares else ["model.safetensors"],
             daemon_digests=digests(processed) if route.shares else None,
+            attachments=1 if route.shares else None,
             results=dict(results),
             reported={
                 "route_taken": route.must_observe,

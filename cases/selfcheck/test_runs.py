@@ -69,6 +69,31 @@ def test_run_leaves_every_file_and_says_cpu_default_only(tmp_path: Path) -> None
         assert "CPU DEFAULT ONLY" in text
 
 
+def test_run_whose_plan_is_taken_away_says_so_and_fails(tmp_path: Path) -> None:
+    plant = tmp_path / "thief.py"
+    plant.write_text(
+        "def pytest_runtest_logreport(report):\n"
+        "    import pathlib\n"
+        f"    pathlib.Path({str(tmp_path / 'run' / 'planned.json')!r}).unlink(missing_ok=True)\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "pytest", "cases/layers", "-k", CASES, "-p", "thief"]
+    command += ["-p", "no:cacheprovider", "--loadproof-out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1, done.stdout
+    assert "INCOMPLETE: 4 cases ran, but their plan is gone" in done.stdout
+
+
+def test_run_of_refusals_alone_shows_no_equivalence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "cases/capability", "-k", "foreign-null"]
+    command += ["-p", "no:cacheprovider", "--loadproof-out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "4 passed" in done.stdout
+    assert "that shows no equivalence" in done.stdout
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["verdict"] == "INCOMPLETE"
+
+
 def test_unwritable_output_folder_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run_pytest(tmp_path / "file" / "run")

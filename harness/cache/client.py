@@ -87,6 +87,13 @@ class CacheClient:
             raise self._bad("a digest for each tensor", digests)
         return digests
 
+    def attachments(self) -> int:
+        """How often the daemon has handed out its memory so far."""
+        count = self._ask({"command": "count"}).get("attachments")
+        if type(count) is not int or count < 0:
+            raise self._bad("a number of attachments", count)
+        return count
+
     def close(self) -> None:
         """Drop the reference."""
         self._connection.close()

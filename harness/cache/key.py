@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..checkpoint.digest import config_digests
-from ..device import driver_version
+from ..device import describe_gpu
 from ..errors import KeyMismatch
 from ..formats.e4m3 import PROCESSING
 from ..kernels import Kernel
@@ -47,7 +47,7 @@ def _gpu(device: str) -> Key:
         return {"driver": None, "gpu_architecture": None, "gpu_uuid": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
-        "driver": driver_version(),
+        "driver": (describe_gpu() or {}).get("driver"),
         "gpu_architecture": f"sm_{properties.major}{properties.minor}",
         "gpu_uuid": str(properties.uuid),
     }

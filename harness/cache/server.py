@@ -43,6 +43,7 @@ class CacheServer:
         self._open: dict[socket.socket, int] = {}
         self._serving: set[threading.Thread] = set()
         self._lock = threading.Lock()
+        self._attachments = 0
         self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._thread.start()
 
@@ -131,7 +132,9 @@ class CacheServer:
             return answer, None
         if command == "digest":
             return answer | {"digests": self._digests()}, None
-        raise _bad_request("a command: attach, probe or digest", command)
+        if command == "count":
+            return answer | {"attachments": self._attachments}, None
+        raise _bad_request("a command: attach, probe, digest or count", command)
 
     def _attach(self, request: dict[str, Any], answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         key = request.get("key")
@@ -140,6 +143,8 @@ class CacheServer:
         fields = differing_fields(self._key, key)
         if fields:
             return answer | {"status": "key_mismatch", "fields": fields}, None
+        with self._lock:
+            self._attachments += 1
         return answer | {"transport": self._transport, "manifest": self._manifest.to_json()}, self._arena.fd
 
     def _digests(self) -> dict[str, str]:

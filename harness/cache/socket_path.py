@@ -36,7 +36,7 @@ def check_directory(directory: Path) -> None:
             directory,
             expected="a directory with mode 0700",
             found=stat.filemode(status.st_mode),
-            remedy=f"Run chmod 700 {directory}, or choose another directory.",
+            remedy="Choose a directory of your own, made with `mkdir -m 700`.",
         )
 
 
@@ -196,5 +196,5 @@ def _unavailable(path: Path, found: str) -> DaemonUnavailable:
         path,
         expected="a listening weight-cache daemon",
         found=found,
-        remedy="Start one with `loadproof daemon`, or allow fallback to the disk.",
+        remedy="Start one with `loadproof daemon`, or load from disk.",
     )

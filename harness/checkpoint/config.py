@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, MalformedCheckpoint
 from . import strict_json
+from .files import read_small
 from .header import shown
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -164,11 +165,11 @@ def _own_algo(entry: object) -> str | None:
 def _object(file: Path) -> dict[str, Any] | None:
     try:
         # Model configs may say Infinity, which transformers reads.
-        document = strict_json.parse(file.read_bytes(), strict_numbers=False)
+        document = strict_json.parse(read_small(file), strict_numbers=False)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise _error(file, "a readable file", error.strerror) from error
+    except MalformedCheckpoint as error:
+        raise _error(file, error.expected, error.found) from error
     except ValueError as error:
         raise _error(file, "a JSON object", f"{error}") from error
     if not isinstance(document, dict):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..atomic_file import write_atomically
 from ..errors import OutputUnwritable
-from .files import INDEX, open_inside, weight_files
+from .files import INDEX, open_inside, read_small, weight_files
 from .header import malformed
 
 CHUNK = 8 << 20
@@ -89,11 +89,9 @@ def _file_digest(path: Path, name: str, links_into: Path | None) -> FileDigest:
 
 def _optional_digest(file: Path) -> str | None:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(read_small(file)).hexdigest()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise malformed(file, "a readable file", error.strerror) from error
 
 
 def _identities(path: Path, links_into: Path | None) -> list[list[Any]]:

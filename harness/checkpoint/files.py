@@ -11,6 +11,7 @@ from .header import malformed, pread_exactly, shown
 
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
+MOST_CONFIG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,28 @@ def open_inside(folder: Path, name: str, links_into: Path | None = None) -> int:
         os.close(fd)
         raise malformed(where, "a regular file", "something else")
     return fd
+
+
+def read_small(where: Path) -> bytes:
+    """A config's content; links are followed, as they are in a hub's cache.
+
+    Raises:
+        FileNotFoundError: there is none.
+        MalformedCheckpoint: not a regular file, not readable, or larger than MOST_CONFIG_BYTES.
+    """
+    try:
+        fd = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise malformed(where, "a readable file", error.strerror) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_CONFIG_BYTES:
+            raise malformed(where, f"a regular file of at most {MOST_CONFIG_BYTES} bytes", "another")
+        return pread_exactly(fd, 0, status.st_size, where)
+    finally:
+        os.close(fd)
 
 
 def weight_files(folder: Path, links_into: Path | None = None) -> WeightFiles:

@@ -1,6 +1,6 @@
 """The tensors of one fused layer: their names, and checks of what was loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from ..spec import LayerSpec, Projection, Scheme
 
 BIAS_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REMEDY = "Export the checkpoint again, or ask for the layer as the checkpoint holds it."
+OF_THE_KV_CACHE = ("k_scale", "v_scale", "k_bias", "v_bias", "output_scale")
+"""What may stand beside a projection without being part of it; see `kv_scales`."""
 NAN_CODE = 0x7F
 """E4M3 has one NaN of either sign: 0x7f and 0xff."""
 
@@ -36,6 +38,23 @@ def tensor_names(layer: LayerSpec) -> list[str]:
     suffixes += ["input_scale"] if layer.scheme is Scheme.FP8 else []
     suffixes += ["bias"] if layer.bias else []
     return [f"{projection.name}.{suffix}" for projection in layer.projections for suffix in suffixes]
+
+
+def require_nothing_more(layer: LayerSpec, names: Iterable[str], origin: Path) -> None:
+    """Raise WrongTensor where a projection has tensors that its scheme does not use.
+
+    A bias, a pre-quantisation scale or a second weight scale that nobody reads would change every output.
+
+    Args:
+        layer: what is asked.
+        names: of all tensors of the checkpoint.
+        origin: file or folder that the message names.
+    """
+    modules, used = {projection.name for projection in layer.projections}, set(tensor_names(layer))
+    for name in names:
+        module, _, suffix = name.rpartition(".")
+        if module in modules and name not in used and suffix not in OF_THE_KV_CACHE:
+            raise wrong(f"{origin}: {name}", f"only {', '.join(sorted(used))}", "a tensor beside them")
 
 
 def checked_projections(

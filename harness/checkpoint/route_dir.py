@@ -11,6 +11,8 @@ from ..errors import OutputUnwritable
 from .files import SUFFIX, open_inside, weight_files
 from .header import pread_exactly, read_header
 
+LINKED = (SUFFIX, ".json", ".jinja", ".model", ".txt")
+"""Weight files, configs, and what a tokenizer is made of."""
 NO_HARD_LINKS = (errno.EXDEV, errno.EPERM, errno.EROFS, errno.EMLINK)
 
 
@@ -29,7 +31,7 @@ class RouteDir:
 
 
 def make_route_dir(source: Path, target: Path, decoy: bool) -> RouteDir:
-    """Link every regular file of a checkpoint into a folder; symbolically where hard links cannot be made.
+    """Link a checkpoint's weights, configs and tokenizer into a folder; symbolically where it must be.
 
     Args:
         source: the checkpoint.
@@ -43,7 +45,8 @@ def make_route_dir(source: Path, target: Path, decoy: bool) -> RouteDir:
     """
     weight_files(source)
     source = source.resolve()
-    files = sorted(file for file in source.iterdir() if file.is_file())
+    # By their kind: weights in another format would be readable on a route that must not read any.
+    files = sorted(file for file in source.iterdir() if file.is_file() and file.suffix in LINKED)
     weights = [file for file in files if file.suffix == SUFFIX]
     decoys = weights if decoy else []
     try:

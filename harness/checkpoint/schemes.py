@@ -33,7 +33,9 @@ class SchemePlan:
 
     @property
     def _is_mixed(self) -> bool:
-        return (self._config.quant_algo or "").upper() == MIXED
+        algo = self._config.quant_algo or ""
+        # Other alphabets have letters that become these in upper case.
+        return algo.isascii() and algo.upper() == MIXED
 
     def require_supported(self, group: Group | None = None) -> None:
         """Refuse what is not processed here; `group` is the layer asked for, which messages then name.
@@ -44,6 +46,11 @@ class SchemePlan:
         if not self._is_mixed:
             if not _is_supported(self._config.quant_algo):
                 raise self._refusal(group, f"quant_algo {_shown(self._config.quant_algo)}")
+            if self._refused:
+                name = self._refused[0]
+                algo = _shown((self._config.quantized_layers or {})[name])
+                found = f"quant_algo {_shown(self._config.quant_algo)}, while {name} has {algo}"
+                raise self._refusal(group, found)
         elif not self._config.quantized_layers:
             raise self._refusal(group, f"quant_algo {MIXED} without quantized_layers, an object of layers")
         elif self._refused:
@@ -82,8 +89,16 @@ class SchemePlan:
                 found=f"one {reason}",
                 remedy="Ask for another layer, or export this one quantised.",
             )
-        algo = self._own_algo(group) if self._is_mixed else self._config.quant_algo
-        return Scheme(str(algo).upper())
+        own = self._own_algo(group) if self._config.quantized_layers else None
+        algo = str(self._config.quant_algo).upper()
+        if not self._is_mixed and own not in (None, algo):
+            raise ConfigError(
+                f"{self._path}: {group.name}",
+                expected=f"quant_algo {algo}, as for the whole checkpoint",
+                found=f"{own} in quantized_layers",
+                remedy=f"Export it anew: schemes that differ by layer are quant_algo {MIXED}.",
+            )
+        return Scheme(own or algo)
 
     def _own_algo(self, group: Group) -> str | None:
         """What `quantized_layers` gives a layer, by its own name or by those of its members; None without."""

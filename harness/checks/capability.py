@@ -1,7 +1,10 @@
 """capability: a layer runs where scheme and backend are supported, and is declined by name elsewhere."""
 
+from typing import Any
+
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
+from ..record import ErrorRecord
 from ..spec import Refusal
 from .verdict import Tally
 
@@ -18,9 +21,9 @@ def capability(seen: CaseObservation, tally: Tally) -> str:
     for route in declining:
         _require_refusal(refusal, route, tally)
     if refusal.every_route:
-        loaded = seen.daemon.arena_bytes
-        detail = "The daemon holds the layer, though it must be refused."
-        tally.require(loaded == 0, Outcome.WRONG_ROUTE, detail, arena_bytes=loaded)
+        _require_words(refusal, "the daemon", seen.daemon.error, tally)
+        found = {"arena bytes": seen.daemon.arena_bytes, "files opened": seen.daemon.files_opened}
+        _require_nothing(found, "The daemon", tally)
     names = [route.route.name for route in declining]
     # Not a fault, but the verdict that the case expects; a failure noted above takes precedence.
     tally.fail(Outcome.REFUSED, f"{refusal.error} on {', '.join(names)}; nothing was loaded.", routes=names)
@@ -44,20 +47,29 @@ def _require_refusal(refusal: Refusal, route: RouteObservation, tally: Tally) ->
         detail = f"Route {name} ended as {route.outcome}, though it must be refused."
         tally.fail(verdict, detail, expected=refusal.error, found=error and error.type)
         return
-    unnamed = [text for text in refusal.names if text not in error.message]
-    tally.require(
-        error.type == refusal.error and not unnamed,
-        Outcome.INCOMPLETE,
-        f"The refusal on route {name} does not say what it declines.",
-        expected=[refusal.error, *refusal.names],
-        found=f"{error.type}: {error.message}",
-    )
-    loaded = {
+    _require_words(refusal, f"route {name}", error, tally)
+    found = {
         "files opened": route.files_opened,
+        "attachments": route.attachments,
         "bytes mapped": route.reported.get("mapped_bytes", 0),
         "results": sorted(route.results),
     }
+    _require_nothing(found, f"Route {name}", tally)
+
+
+def _require_words(refusal: Refusal, who: str, error: ErrorRecord | None, tally: Tally) -> None:
+    named = error is not None and all(text in error.message for text in refusal.names)
+    tally.require(
+        error is not None and error.type == refusal.error and named,
+        Outcome.INCOMPLETE,
+        f"The refusal of {who} does not say what it declines.",
+        expected=[refusal.error, *refusal.names],
+        found=error and f"{error.type}: {error.message}",
+    )
+
+
+def _require_nothing(loaded: dict[str, Any], who: str, tally: Tally) -> None:
     something = {what: found for what, found in loaded.items() if found}
     tally.require(
-        not something, Outcome.WRONG_ROUTE, f"Route {name} loaded something before it refused.", **something
+        not something, Outcome.WRONG_ROUTE, f"{who} loaded something before it refused.", **something
     )

@@ -12,6 +12,7 @@ from ..spec import LayerSpec, Scheme
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 
 def _decode(code: int) -> float:
@@ -35,6 +36,17 @@ def encode_e4m3(values: Floats) -> Bytes:
     code = np.where((below != above) & (below % 2 == 1), above, below).astype(np.uint8)
     code = code | np.where(np.signbit(values), 0x80, 0).astype(np.uint8)
     return np.where(np.isnan(values), np.uint8(0x7F), code)
+
+
+def nearest(values: Doubles, dtype: torch.dtype) -> Doubles:
+    """float64 values to the nearest ones that bfloat16 or float16 has, ties to even, as float64."""
+    info = torch.finfo(dtype)
+    _, exponent = np.frexp(values)
+    # The step between neighbours: eps at 1, and no finer than that of the smallest normal number.
+    smallest = int(np.log2(info.smallest_normal)) + 1
+    step = np.ldexp(info.eps / 2, np.maximum(exponent, smallest))
+    rounded: Doubles = np.rint(values / step) * step
+    return np.where(np.abs(rounded) > info.max, np.copysign(np.inf, values), rounded)
 
 
 def processed_bytes(layer: LayerSpec, projections: list[ProjectionTensors]) -> dict[str, Bytes]:

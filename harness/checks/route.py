@@ -1,5 +1,6 @@
 """route_witnessed, kernel_witnessed: which way was taken, and by what."""
 
+from ..kernels.symbols import backends_of
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
 from .verdict import Tally
@@ -20,6 +21,8 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
             detail = f"Route {name} is not attached to this daemon."
             same = pid == seen.daemon.pid and mapped > 0
             tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid, found=pid)
+            detail = f"On route {name} the daemon did not hand out its memory exactly once."
+            tally.require(route.attachments == 1, Outcome.WRONG_ROUTE, detail, found=route.attachments)
         else:
             alone = mapped == 0 and pid is None
             tally.require(
@@ -42,8 +45,11 @@ def _require_files(route: RouteObservation, tally: Tally) -> None:
 def kernel_witnessed(seen: CaseObservation, tally: Tally) -> str:
     """The case's kernel ran on every route."""
     for route in seen.in_order():
-        ran = route.said("kernels")
-        named = any(seen.case.kernel in kernel for kernel in ran)
-        detail = f"Route {route.route.name} ran {ran or 'no kernel'}, none of backend {seen.case.kernel!r}."
+        ran, backend = route.said("kernels"), seen.case.kernel
+        if seen.case.device == "cuda":
+            named = backends_of(ran) == {backend}
+        else:
+            named = bool(ran) and all(k == backend or k.startswith(f"{backend}_") for k in ran)
+        detail = f"Route {route.route.name} ran {ran or 'no kernel'}, not backend {backend!r} alone."
         tally.require(named, Outcome.WRONG_KERNEL, detail, kernels=ran)
     return f"A {seen.case.kernel} kernel ran on every route."

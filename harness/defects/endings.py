@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .. import engine
 from ..layers import FusedFp8Linear
 from ..outcome import Outcome
+from ..scratch import save_tensors
 from .registry import defect, replace
 
 
@@ -59,3 +61,41 @@ def empty_tensor_list(process: str, loader: str) -> None:
         original = engine.describe
         replace(engine, "describe", lambda *arguments: original(*arguments) | {"tensors": []})
         replace(engine, "digests", lambda processed: {})
+
+
+@defect("outputs_exact", Outcome.CRASHED)
+def garbled_message(process: str, loader: str) -> None:
+    """The attached engine sends what is no message at all."""
+    if process == "engine" and loader == "cache":
+        replace(engine.Reporter, "phase", lambda self, name, **observed: self._channel._socket.send(b"[1]\n"))
+
+
+@defect("outputs_exact", Outcome.CRASHED)
+def truncated_results(process: str, loader: str) -> None:
+    """The attached engine's result file is cut short."""
+    original = save_tensors
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        original(tensors, path)
+        os.truncate(path, 100)
+
+    if process == "engine" and loader == "cache":
+        replace(engine, "save_tensors", save)
+
+
+@defect("outputs_exact", Outcome.CRASHED)
+def results_of_another_engine(process: str, loader: str) -> None:
+    """The cache loader's engines hand in a link to the ordinary one's results."""
+    original = save_tensors
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        original(tensors, path)
+        kept = path.with_name("kept")
+        if loader == "disk":
+            os.link(path, kept)
+        else:
+            path.unlink()
+            path.symlink_to(kept)
+
+    if process == "engine":
+        replace(engine, "save_tensors", save)

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from .. import engine
 from ..kernels.reference import ReferenceKernel
 from ..layers import FusedFp8Linear
 from ..outcome import Outcome
+from ..witness.maps import memory_identity
 from .registry import defect, replace
 
 
@@ -47,3 +49,30 @@ def another_kernel(process: str, loader: str) -> None:
     """The attached engine runs another kernel that happens to give the same bytes."""
     if process == "engine" and loader == "cache":
         replace(ReferenceKernel, "_note", lambda self, name: self.launched.append("some_other_gemm"))
+
+
+@defect("gemm_bounded", Outcome.DTYPE)
+def output_in_float32(process: str, loader: str) -> None:
+    """Every route's kernel leaves its output in float32, and has the right values."""
+    if process == "engine":
+        _edit_outputs(lambda out: out.to(torch.float32))
+
+
+@defect("gemm_bounded", Outcome.BOUND)
+def output_one_step_off(process: str, loader: str) -> None:
+    """Every route's kernel gives the neighbour of the nearest number."""
+    if process == "engine":
+        _edit_outputs(lambda out: torch.where(out != 0, (out.view(torch.int16) + 1).view(out.dtype), out))
+
+
+@defect("outputs_exact", Outcome.BYTES)
+def wrong_activations_on_fallback(process: str, loader: str) -> None:
+    """The fallback route flips the sign of every activation; the others do not."""
+    original = engine.run_layer
+
+    def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        private = "memfd" not in memory_identity(layer.processed.tensors["weight"])[0]
+        return original(layer, {n: -x for n, x in inputs.items()} if private else inputs)
+
+    if process == "engine" and loader == "cache":
+        replace(engine, "run_layer", run)

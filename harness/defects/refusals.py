@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from .. import engine, loaders
+from .. import engine, kernels, loaders
 from ..cache.client import CacheClient
 from ..errors import KeyMismatch, RefusedScheme
+from ..kernels.torch_scaled_mm import TorchScaledMm
 from ..outcome import Outcome
 from .cache import touch_weights
 from .registry import defect, replace
@@ -19,7 +20,7 @@ def refused_scheme_loaded(process: str, loader: str) -> None:
 @defect("capability", Outcome.WRONG_ROUTE)
 def undeclared_backend_attaches(process: str, loader: str) -> None:
     """The cache loader does not ask the backend for its support of pre-processed weights."""
-    replace(loaders, "_require_preprocessed", lambda kernel, layers: None)
+    replace(loaders, "require_preprocessed", lambda kernel, layers: None)
 
 
 @defect("capability", Outcome.INFRA)
@@ -66,3 +67,43 @@ def key_mismatch_without_fields(process: str, loader: str) -> None:
 
     if process == "engine":
         replace(CacheClient, "attach", attach)
+
+
+@defect("capability", Outcome.WRONG_ROUTE)
+def refusal_after_attaching(process: str, loader: str) -> None:
+    """The backend is refused only once the daemon has handed out its memory."""
+    original = CacheClient.attach
+
+    def attach(self: CacheClient, *arguments: Any) -> Any:
+        attached = original(self, *arguments)
+        attached.arena.close()
+        return kernels.require_preprocessed(TorchScaledMm(), "model.layers.0.self_attn.qkv_proj")
+
+    replace(loaders, "require_preprocessed", lambda kernel, layers: None)
+    if process == "engine":
+        replace(CacheClient, "attach", attach)
+
+
+@defect("capability", Outcome.WRONG_ROUTE)
+def daemon_reads_before_it_refuses(process: str, loader: str) -> None:
+    """The daemon refuses the scheme after it has read the weight files."""
+    original = loaders._require_schemes
+
+    def refuse(checkpoint: Any, layers: Any) -> None:
+        for file in checkpoint.glob("*.safetensors"):
+            file.read_bytes()
+        original(checkpoint, layers)
+
+    if process == "daemon":
+        replace(loaders, "_require_schemes", refuse)
+
+
+@defect("capability", Outcome.INCOMPLETE)
+def daemon_refuses_without_a_name(process: str, loader: str) -> None:
+    """The daemon refuses in words that name neither layer nor scheme; the engines do it right."""
+
+    def refuse(checkpoint: Any, layers: Any) -> None:
+        raise RefusedScheme("checkpoint", expected="another", found="this one", remedy="None.")
+
+    if process == "daemon":
+        replace(loaders, "_require_schemes", refuse)

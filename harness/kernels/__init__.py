@@ -1,13 +1,16 @@
-"""Kernel backends by name."""
+"""Kernel backends by name. Naming one loads no library and no compiler; those come with its first use."""
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, RefusedKernel
 from .cutlass import CutlassKernel
 from .protocol import Kernel
 from .reference import ReferenceKernel
 from .torch_scaled_mm import TorchScaledMm
+from .triton import TritonKernel
+from .vllm import VllmCutlassKernel
 
 KERNELS: dict[str, type[Kernel]] = {
-    kernel.name: kernel for kernel in (CutlassKernel, ReferenceKernel, TorchScaledMm)
+    kernel.name: kernel
+    for kernel in (CutlassKernel, ReferenceKernel, TorchScaledMm, TritonKernel, VllmCutlassKernel)
 }
 
 
@@ -23,9 +26,20 @@ def kernel_type(name: str) -> type[Kernel]:
     return KERNELS[name]
 
 
+def require_preprocessed(kernel: Kernel, layers: str) -> None:
+    """Raise RefusedKernel, naming `layers`, unless the backend declares support for a daemon's weights."""
+    if not kernel.accepts_preprocessed:
+        raise RefusedKernel(
+            f"layer {layers}",
+            expected="a kernel backend that declares support for pre-processed weights",
+            found=f"backend {kernel.name!r}",
+            remedy="Use a backend that does (reference on a CPU) with a weight cache, or load from disk.",
+        )
+
+
 def make_kernel(name: str) -> Kernel:
     """A fresh instance of the named backend; raises InvalidInput for an unknown name."""
     return kernel_type(name)()
 
 
-__all__ = ["KERNELS", "Kernel", "kernel_type", "make_kernel"]
+__all__ = ["KERNELS", "Kernel", "kernel_type", "make_kernel", "require_preprocessed"]

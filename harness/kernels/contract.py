@@ -2,7 +2,7 @@
 
 import torch
 
-from ..errors import KernelContractError
+from ..errors import InvalidInput, KernelContractError
 from ..formats.e4m3 import E4M3
 from ..spec import ALIGNMENT
 
@@ -55,3 +55,36 @@ def check_operands(
         _require(bias.shape == (n,), "bias", f"shape {(n,)}", tuple(bias.shape))
         _require(bias.dtype == out_dtype, "bias", str(out_dtype), bias.dtype)
         _require(bias.is_contiguous(), "bias", "packed values", bias.stride())
+
+
+def check_gpu_call(
+    kernel: str, out_dtype: torch.dtype, a: torch.Tensor, *others: torch.Tensor | None
+) -> None:
+    """What the backends that run on a GPU alone add to the contract.
+
+    Raises:
+        InvalidInput: `a` is not on a GPU.
+        KernelContractError: another operand is elsewhere, or the output is neither bfloat16 nor float16.
+    """
+    if out_dtype not in (torch.bfloat16, torch.float16):
+        raise KernelContractError(
+            "scaled_mm output",
+            expected="bfloat16 or float16",
+            found=out_dtype,
+            remedy="Ask for one of these, and convert afterwards.",
+        )
+    if a.device.type != "cuda":
+        raise InvalidInput(
+            f"kernel {kernel!r}",
+            expected="operands on a CUDA device",
+            found=str(a.device),
+            remedy="Move them to a GPU, or choose the kernel 'reference', which runs on a CPU.",
+        )
+    for other in others:
+        if other is not None and other.device != a.device:
+            raise KernelContractError(
+                "scaled_mm operands",
+                expected=f"all on {a.device}, where a is",
+                found=str(other.device),
+                remedy="Move every operand to one GPU.",
+            )

@@ -8,11 +8,13 @@ import hashlib
 
 import torch
 
+from ..errors import KernelContractError
+from .accumulation import EPILOGUE_ROUNDINGS, FLOAT32_ROUNDING, promoted_sum_error
 from .contract import check_operands
 
 
 class TorchScaledMm:
-    """Sums in float32, of unspecified order."""
+    """Sums in float32 on a CPU and on tensor cores on a GPU, of unspecified order."""
 
     name = "torch-scaled-mm"
     accepts_preprocessed = False
@@ -22,8 +24,14 @@ class TorchScaledMm:
 
     @staticmethod
     def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`: one float32 rounding a term in any order, and three for the scales."""
-        return (k + 3) * 2.0**-24
+        """See `Kernel.sum_error`; of a torch for CUDA, the larger of a CPU's and a GPU's.
+
+        A CPU: one float32 rounding a term in any order, and three for the scales and the bias. A GPU:
+        cuBLASLt is asked for no fast accumulation; that it promotes as often as CUTLASS is not documented,
+        and is to be confirmed by measurement (cases/gpu/test_kernels.py).
+        """
+        on_cpu = (k + EPILOGUE_ROUNDINGS) * FLOAT32_ROUNDING
+        return on_cpu if torch.version.cuda is None else max(on_cpu, promoted_sum_error(k))
 
     def build_id(self) -> str:
         """Hash of the torch build."""
@@ -38,7 +46,12 @@ class TorchScaledMm:
         bias: torch.Tensor | None,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """See `Kernel.scaled_mm`."""
+        """See `Kernel.scaled_mm`.
+
+        Raises:
+            KernelContractError: this torch has no such combination of scales and output dtype on this GPU;
+                it is never computed in another dtype instead.
+        """
         check_operands(a, b, scale_a, scale_b, bias, out_dtype)
         if "torch-scaled-mm" not in self.launched:
             self.launched.append("torch-scaled-mm")
@@ -47,6 +60,29 @@ class TorchScaledMm:
             one = torch.ones((), device=a.device)
             out = torch._scaled_mm(a, b, one, one, out_dtype=torch.float32) * scale_a * scale_b
             return (out if bias is None else out + bias).to(out_dtype)
-        # Both scales per tensor, or one for each row and each column.
-        columns = scale_b if scale_b.dim() == 0 else scale_b.view(1, -1)
-        return torch._scaled_mm(a, b, scale_a, columns, bias=bias, out_dtype=out_dtype)
+        return _on_gpu(a, b, scale_a, scale_b, bias, out_dtype)
+
+
+def _on_gpu(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    if scale_a.dim() or scale_b.dim():
+        # Both per tensor, or one for each row and one for each column; nothing in between.
+        scale_a = scale_a.expand(a.shape[0], 1).contiguous()
+        scale_b = scale_b.expand(1, b.shape[1]).contiguous()
+    try:
+        return torch._scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=False)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise KernelContractError(
+            f"torch._scaled_mm of torch {torch.__version__}",
+            expected=f"scales {tuple(scale_a.shape)} and {tuple(scale_b.shape)} to {out_dtype}",
+            found=error,
+            remedy="Ask for bfloat16 with scales for each row, or choose another kernel.",
+        ) from error

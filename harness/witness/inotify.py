@@ -51,7 +51,7 @@ class FileWitness:
             while offset < len(data):
                 watch, mask, _, length = _EVENT.unpack_from(data, offset)
                 offset += _EVENT.size
-                name = data[offset : offset + length].rstrip(b"\0").decode("utf-8", "backslashreplace")
+                name = os.fsdecode(data[offset : offset + length].rstrip(b"\0"))
                 offset += length
                 if mask & _IN_Q_OVERFLOW:
                     raise self._refused("an inotify queue that does not overflow")

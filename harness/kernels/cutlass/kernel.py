@@ -9,21 +9,13 @@ import hashlib
 
 import torch
 
-from ...errors import InvalidInput, KernelContractError, KernelLaunchError
-from ..contract import check_operands
+from ...errors import KernelContractError, KernelLaunchError
+from ..accumulation import promoted_sum_error
+from ..contract import check_gpu_call, check_operands
 from . import abi
 from .build import library
 
 OUT_TYPES = {torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}
-
-PRODUCTS_PER_MMA = 32
-MMAS_PER_PROMOTION = 4
-K_PER_PROMOTION = PRODUCTS_PER_MMA * MMAS_PER_PROMOTION
-ADDEND_ERROR = 2.0**-13
-"""What a Hopper FP8 MMA may lose of one addend, relative to the largest: it aligns all to the largest
-exponent and keeps about 14 bits. To be confirmed by measurement (tools/check_cutlass.py)."""
-
-FLOAT32_ROUNDING = 2.0**-24
 
 
 class CutlassKernel:
@@ -38,16 +30,8 @@ class CutlassKernel:
 
     @staticmethod
     def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`.
-
-        The collectives promote (no fast accumulation): after 128 products a tensor core's sum is added to a
-        float32 one. Within them each MMA may lose `ADDEND_ERROR` in each of its products and in the running
-        sum, relative to at most the 128 magnitudes' sum, so K does not add up. Then one float32 rounding a
-        promotion, and three for the scales and the bias.
-        """
-        tensor_core = MMAS_PER_PROMOTION * (PRODUCTS_PER_MMA + 1) * ADDEND_ERROR
-        promotions = -(-k // K_PER_PROMOTION)
-        return tensor_core + (promotions + 3) * FLOAT32_ROUNDING
+        """See `Kernel.sum_error`: the collectives promote (no fast accumulation)."""
+        return promoted_sum_error(k)
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; builds it if need be, which takes no GPU."""
@@ -70,8 +54,7 @@ class CutlassKernel:
             KernelLaunchError: CUTLASS or CUDA refused.
         """
         check_operands(a, b, scale_a, scale_b, bias, out_dtype)
-        _check_out_dtype(out_dtype)
-        _check_devices(a, b, scale_a, scale_b, bias)
+        check_gpu_call(self.name, out_dtype, a, b, scale_a, scale_b, bias)
         (m, k), n = a.shape, b.shape[1]
         d = torch.empty((m, n), dtype=out_dtype, device=a.device)
         if m == 0:
@@ -116,34 +99,6 @@ class CutlassKernel:
         if architecture not in self._loaded:
             self._loaded[architecture] = abi.load(library(architecture))
         return self._loaded[architecture]
-
-
-def _check_devices(a: torch.Tensor, *others: torch.Tensor | None) -> None:
-    if a.device.type != "cuda":
-        raise InvalidInput(
-            "kernel 'cutlass'",
-            expected="operands on a CUDA device",
-            found=str(a.device),
-            remedy="Move them to a GPU, or choose the kernel 'reference', which runs on a CPU.",
-        )
-    for other in others:
-        if other is not None and other.device != a.device:
-            raise KernelContractError(
-                "scaled_mm operands",
-                expected=f"all on {a.device}, where a is",
-                found=str(other.device),
-                remedy="Move every operand to one GPU.",
-            )
-
-
-def _check_out_dtype(out_dtype: torch.dtype) -> None:
-    if out_dtype not in OUT_TYPES:
-        raise KernelContractError(
-            "scaled_mm output",
-            expected="bfloat16 or float16",
-            found=out_dtype,
-            remedy="Ask for one of these, and convert afterwards.",
-        )
 
 
 def _require_success(code: ctypes.CDLL, status: int) -> None:

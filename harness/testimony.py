@@ -1,0 +1,78 @@
+"""What an engine or daemon says of itself, held to its form before anything is made of it.
+
+A subject is under validation: what it sends can be anything. All that is out of form is a ValueError here.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from .outcome import Outcome
+from .record import DaemonRecord, RouteRecord, TensorRecord, WitnessRecord
+
+RESULT = re.compile(r"(output|activation|activation_scale)\.[0-9]+|processed\.[a-z_]+")
+
+
+def check_observed(observed: Any, ms: Any) -> None:
+    """Raise ValueError unless evidence can hold what an engine reported at the end of a phase."""
+    if not isinstance(observed, dict):
+        raise ValueError(f"an observation that is no object: {observed!r:.100}")
+    # What was read from the probe page is text here; whether it is right is decided elsewhere.
+    fields = WitnessRecord.model_fields.keys() - {"probe"}
+    WitnessRecord(**{name: observed[name] for name in fields if name in observed})
+    for tensor in observed.get("tensors", []):
+        TensorRecord(**tensor)
+    RouteRecord(
+        outcome=Outcome.PASS,
+        route_taken=observed.get("route_taken", "none"),
+        kernels=observed.get("kernels", []),
+        timings_ms={"phase": ms},
+    )
+
+
+def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRecord:
+    """What a daemon serves, from its `ready`; raises ValueError."""
+    try:
+        ready = message["ready"]
+        kept = ("shape", "stride", "dtype", "sha256", "offset")
+        return DaemonRecord(
+            pid=pid,
+            transport=transport,
+            allocation=ready["allocation"],
+            arena_bytes=ready["manifest"]["arena_bytes"],
+            key=ready["key"],
+            tensors=[
+                TensorRecord(
+                    name=f"{entry['layer']}.{entry['tensor']}",
+                    allocation=ready["allocation"],
+                    **{name: entry[name] for name in kept},
+                )
+                for entry in ready["manifest"]["entries"]
+            ],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def take_results(file: Path) -> dict[str, torch.Tensor]:
+    """An engine's result tensors; the file goes, so that no later engine can hand it in as its own.
+
+    Raises:
+        ValueError: none, not a file of its own, not safetensors, or of another name than results have.
+    """
+    if not file.is_file() or file.is_symlink():
+        raise ValueError(f"no result file {file.name}")
+    try:
+        results = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file.name}: {error}") from error
+    finally:
+        file.unlink(missing_ok=True)
+    foreign = [name for name in results if not RESULT.fullmatch(name)]
+    if foreign:
+        raise ValueError(f"results named {foreign[:3]}")
+    return results
