@@ -5,7 +5,6 @@ is void, and skipped as such, where the machine changes under it, or has no seco
 overlaps with reading only there.
 """
 
-import hashlib
 import os
 import statistics
 import time
@@ -16,6 +15,7 @@ from random import Random
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from loadproof.cases.selfcheck.reading import read_digested
@@ -86,11 +86,11 @@ def test_a_digested_load_beside_safetensors(
                 pass
 
     def one() -> None:
-        hashlib.sha256(hashed)
+        blake3(hashed)
 
     def two() -> None:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(hashlib.sha256, (hashed, hashed)))
+            list(pool.map(blake3, (hashed, hashed)))
 
     hashed = bytes(256 * MIB)
     loaded, digest = ours()

@@ -1,6 +1,5 @@
 """The single pass that reads and hashes: every byte once to its place, and no thread or file left behind."""
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from loadproof.cases.selfcheck.reading import read_digested
 from loadproof.harness.checkpoint import reader as reading
-from loadproof.harness.checkpoint.digest import content_digest
+from loadproof.harness.checkpoint.digest import content_digest, file_hash
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import MalformedCheckpoint
 
@@ -80,22 +79,23 @@ def test_a_name_twice_is_read_once(tmp_path: Path) -> None:
 
 
 def before_each_update(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
-    """Call `hook` before any update of a hash that is not made by the main thread."""
-    real = hashlib.sha256
+    """Call `hook` before any update of a file's hash but the first, which is the header."""
 
     class Hooked:
-        def __init__(self, data: bytes = b"") -> None:
-            self.sha = real(data)
+        def __init__(self) -> None:
+            self.hash = file_hash()
+            self.past_header = False
 
         def update(self, data: memoryview) -> None:
-            if threading.current_thread() is not threading.main_thread():
+            if self.past_header:
                 hook()
-            self.sha.update(data)
+            self.past_header = True
+            self.hash.update(data)
 
         def hexdigest(self) -> str:
-            return self.sha.hexdigest()
+            return self.hash.hexdigest()
 
-    monkeypatch.setattr(hashlib, "sha256", Hooked)
+    monkeypatch.setattr(reading, "file_hash", Hooked)
 
 
 def test_a_batch_is_hashed_while_the_next_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
