@@ -5,14 +5,17 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import ClassVar
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
 from loadproof.cases.selfcheck.reading import read_digested
+from loadproof.harness.checkpoint import digest
 from loadproof.harness.checkpoint import reader as reading
-from loadproof.harness.checkpoint.digest import content_digest, file_hash
+from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.errors import MalformedCheckpoint
 
@@ -78,60 +81,62 @@ def test_a_name_twice_is_read_once(tmp_path: Path) -> None:
     assert torch.equal(loaded["00001"], tensors["00001"])
 
 
-def before_each_update(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
-    """Call `hook` before any update of a file's hash but the first, which is the header."""
+class Hooked:
+    """A hash that calls `hook` before each update."""
 
-    class Hooked:
-        def __init__(self) -> None:
-            self.hash = file_hash()
-            self.past_header = False
+    hook: ClassVar[Callable[[], object]]
 
-        def update(self, data: memoryview) -> None:
-            if self.past_header:
-                hook()
-            self.past_header = True
-            self.hash.update(data)
+    def __init__(self, data: bytes = b"") -> None:
+        self.real = blake3(data)
 
-        def hexdigest(self) -> str:
-            return self.hash.hexdigest()
+    def update(self, data: memoryview) -> None:
+        type(self).hook()
+        self.real.update(data)
 
-    monkeypatch.setattr(reading, "file_hash", Hooked)
+    def digest(self) -> bytes:
+        return self.real.digest()
 
 
-def test_a_batch_is_hashed_while_the_next_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, [64] * 8)
-    digest = content_digest(tmp_path)
-    read, reads, preadv = threading.Event(), [], os.preadv
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (reading, digest):
+        monkeypatch.setattr(module, "CHUNK", 64)
+        monkeypatch.setattr(module, "SEGMENT", 128)
 
-    def counted(fd: int, buffers: list[memoryview], offset: int) -> int:
-        reads.append(offset)
-        if len(reads) == 3:  # the header, the first batch, the second
-            read.set()
-        return preadv(fd, buffers, offset)
 
-    waited: list[bool] = []
+@pytest.mark.usefixtures("small_segments")
+def test_segments_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, [64] * 40)
+    expected = digest.content_digest(tmp_path)
+    met = threading.Barrier(2)
+    threads: set[int] = set()
+
+    def meet() -> None:
+        # Only a second thread, in its own first segment, lets the first one go on.
+        if threading.get_ident() not in threads:
+            threads.add(threading.get_ident())
+            met.wait(5)
+
     with CheckpointReader(tmp_path) as reader:
-        monkeypatch.setattr(reading, "CHUNK", 64)
-        monkeypatch.setattr(os, "preadv", counted)
-        before_each_update(monkeypatch, lambda: waited.append(read.wait(5)))
-        assert read_digested(reader, [])[1] == digest
-    assert waited == [True] * 8
+        monkeypatch.setattr(Hooked, "hook", staticmethod(meet), raising=False)
+        monkeypatch.setattr(reading, "blake3", Hooked)
+        assert read_digested(reader, [])[1] == expected
+    assert len(threads) == 2
 
 
 def fail() -> None:
     raise MemoryError
 
 
+@pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("fails", ["read", "hash"])
 def test_no_thread_outlives_an_error(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, [64] * 8)
+    written(tmp_path, [64] * 40)
     before = set(threading.enumerate())
     with CheckpointReader(tmp_path) as reader:
-        monkeypatch.setattr(reading, "CHUNK", 64)
-        if fails == "read":
-            before_each_update(monkeypatch, lambda: os.truncate(tmp_path / WEIGHTS, 1000))
-        else:
-            before_each_update(monkeypatch, fail)
+        hook = fail if fails == "hash" else lambda: os.truncate(tmp_path / WEIGHTS, 1000)
+        monkeypatch.setattr(Hooked, "hook", staticmethod(hook), raising=False)
+        monkeypatch.setattr(reading, "blake3", Hooked)
         with pytest.raises(MalformedCheckpoint if fails == "read" else MemoryError):
             read_digested(reader, reader.names)
     assert set(threading.enumerate()) == before

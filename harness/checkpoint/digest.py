@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ from ..errors import OutputUnwritable
 from .files import INDEX, open_inside, read_small, weight_files
 from .header import malformed
 
-CHUNK = 4 << 20
-"""Bytes read at once; measured with `cases/perf/test_reading.py`."""
+CHUNK = 1 << 20
+"""Bytes read at once: few enough to be in the cache still when they are hashed."""
+SEGMENT = 16 << 20
+"""Bytes of a file that are read and hashed by one thread; a multiple of CHUNK."""
 SETTLED_NS = 100_000_000
 """A file changed less than this ago may change again without new times: kernel ticks are coarse."""
 FileDigest = tuple[str, int, str]
-"""File name, size, hex BLAKE3 of its bytes."""
+"""File name, size, and the hex digest that `of_segments` gives of its bytes."""
 
 
-def file_hash() -> blake3:
-    """Of a file's bytes: BLAKE3, since sha256 is slower than reading them from memory is."""
-    return blake3()
+def of_segments(digests: Iterable[bytes]) -> str:
+    """A file's digest from the BLAKE3 of each of its SEGMENTs, which threads make side by side."""
+    return blake3(b"".join(digests)).hexdigest()
 
 
 def combined(files: Sequence[FileDigest]) -> str:
@@ -37,7 +39,7 @@ def combined(files: Sequence[FileDigest]) -> str:
 
 def index_digest(content: bytes) -> FileDigest:
     """The part of the index file in the content digest."""
-    return INDEX, len(content), blake3(content).hexdigest()
+    return INDEX, len(content), of_segments([blake3(content).digest()])
 
 
 def content_digest(path: Path, links_into: Path | None = None) -> str:
@@ -84,15 +86,24 @@ def sidecar_digest(path: Path, links_into: Path | None = None) -> str:
 def _file_digest(path: Path, name: str, links_into: Path | None) -> FileDigest:
     fd = open_inside(path, name, links_into)
     try:
-        size, offset, running = os.fstat(fd).st_size, 0, file_hash()
-        while chunk := os.pread(fd, CHUNK, offset):
-            running.update(chunk)
-            offset += len(chunk)
+        size = os.fstat(fd).st_size
+        digests = [_segment_digest(fd, start, path / name, size) for start in range(0, size, SEGMENT)]
+        if os.fstat(fd).st_size != size:
+            raise malformed(path / name, f"{size} bytes", "another size: it changed while it was read")
     finally:
         os.close(fd)
-    if offset != size:
-        raise malformed(path / name, f"{size} bytes", f"{offset}: it changed while it was read")
-    return name, size, running.hexdigest()
+    return name, size, of_segments(digests)
+
+
+def _segment_digest(fd: int, start: int, file: Path, size: int) -> bytes:
+    running, offset = blake3(), start
+    while offset < min(start + SEGMENT, size):
+        chunk = os.pread(fd, min(CHUNK, start + SEGMENT - offset), offset)
+        if not chunk:
+            raise malformed(file, f"{size} bytes", f"{offset}: it changed while it was read")
+        running.update(chunk)
+        offset += len(chunk)
+    return running.digest()
 
 
 def _optional_digest(file: Path) -> str | None:

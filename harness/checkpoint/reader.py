@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 
 from ..errors import CheckpointChanged, MissingTensor, WrongTensor
-from .digest import CHUNK, FileDigest, combined, file_hash, index_digest
+from .digest import CHUNK, SEGMENT, FileDigest, combined, index_digest, of_segments
 from .files import WeightFiles, open_inside, weight_files
 from .header import Entry, Header, malformed, read_header
 
@@ -184,73 +184,99 @@ class CheckpointReader:
     def _stream(
         self, home: str, wanted: dict[str, Entry], readers: ThreadPoolExecutor, digests: list[FileDigest]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read the whole file, wanted ranges to their places; batches are hashed while the next are read."""
-        header, running = self._headers[home], file_hash()
+        """Read the whole file, wanted ranges to their places; threads read and hash a segment each."""
+        header = self._headers[home]
         head = memoryview(bytearray(header.header_bytes))
-        self.bytes_read += self._fill(home, [head], 0)
-        running.update(head)
-        same_header = hashlib.sha256(head).hexdigest() == header.sha256
-        if not same_header or os.fstat(self._fds[home]).st_size != header.size:
+        if os.fstat(self._fds[home]).st_size != header.size:
             raise _changed(header.file)
-        offset, ahead = header.header_bytes, deque[tuple[Future[int], list[_Piece]]]()
+        offset, ahead, segments = 0, deque[tuple[Future[bytes], list[_Piece]]](), list[bytes]()
         try:
-            for batch in _batches(_pieces(header, wanted)):
-                memory = [piece.memory for piece in batch]
-                ahead.append((readers.submit(self._fill, home, memory, offset), batch))
-                offset += sum(map(len, memory))
+            for segment in _segments(_pieces(header, head, wanted)):
+                ahead.append((readers.submit(self._segment, home, segment, offset), segment))
+                offset += sum(len(piece.memory) for piece in segment)
                 if len(ahead) > READERS:
-                    yield from self._hashed(*ahead.popleft(), running)
+                    yield from self._finished(*ahead.popleft(), segments)
             while ahead:
-                yield from self._hashed(*ahead.popleft(), running)
+                yield from self._finished(*ahead.popleft(), segments)
         finally:
             # What is being read into must not be given up before.
             wait([read for read, _ in ahead])
-        digests.append((home, header.size, running.hexdigest()))
+        if hashlib.sha256(head).hexdigest() != header.sha256:
+            raise _changed(header.file)
+        digests.append((home, header.size, of_segments(segments)))
 
-    def _hashed(
-        self, read: Future[int], batch: list[_Piece], running: blake3
+    def _segment(self, home: str, segment: list[_Piece], offset: int) -> bytes:
+        """Read and hash a segment, chunk by chunk; for a thread of its own."""
+        running = blake3()
+        for batch in _batches(segment):
+            memory = [piece.memory for piece in batch]
+            offset += self._fill(home, memory, offset)
+            for each in memory:
+                running.update(each)
+        return running.digest()
+
+    def _finished(
+        self, read: Future[bytes], segment: list[_Piece], segments: list[bytes]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hash a batch once it is read; then give the tensors that end in it away, and let go of them."""
-        self.bytes_read += read.result()
-        for piece in batch:
-            running.update(piece.memory)
-        while batch:
-            completes = batch.pop(0).completes
+        """Wait for a segment; then give the tensors that end in it away, and let go of them."""
+        segments.append(read.result())
+        self.bytes_read += sum(len(piece.memory) for piece in segment)
+        while segment:
+            completes = segment.pop(0).completes
             if completes is not None:
                 yield completes
 
 
-def _pieces(header: Header, wanted: dict[str, Entry]) -> Iterator[_Piece]:
-    """Where the bytes behind the header go, in order, at most CHUNK each; unwanted ones into spare memory."""
+def _pieces(header: Header, head: memoryview, wanted: dict[str, Entry]) -> Iterator[_Piece]:
+    """Where a file's bytes go, in order; at most CHUNK each, and none across a segment's end."""
+    yield from _cut(head, 0, None)
     offset = header.header_bytes
     for name, entry in sorted(wanted.items(), key=lambda item: (item[1].start, item[1].stop)):
-        yield from _unwanted(entry.start - offset)
+        yield from _unwanted(offset, entry.start)
         tensor, memory = _allocate(entry)
-        for start in range(0, len(memory) - CHUNK, CHUNK):
-            yield _Piece(memory[start : start + CHUNK])
-        last = (len(memory) - 1) // CHUNK * CHUNK if memory else 0
-        yield _Piece(memory[last:], (name, tensor))
+        yield from _cut(memory, entry.start, (name, tensor))
         del tensor, memory
         offset = entry.stop
-    yield from _unwanted(header.size - offset)
+    yield from _unwanted(offset, header.size)
 
 
-def _unwanted(count: int) -> Iterator[_Piece]:
-    for start in range(0, count, CHUNK):
-        yield _Piece(memoryview(bytearray(min(CHUNK, count - start))))
+def _cut(memory: memoryview, offset: int, completes: tuple[str, torch.Tensor] | None) -> Iterator[_Piece]:
+    done = 0
+    while len(memory) - done > (room := CHUNK - (offset + done) % CHUNK):
+        yield _Piece(memory[done : done + room])
+        done += room
+    yield _Piece(memory[done:], completes)
+
+
+def _unwanted(offset: int, stop: int) -> Iterator[_Piece]:
+    """Spare memory for bytes that nobody wants."""
+    while offset < stop:
+        size = min(CHUNK - offset % CHUNK, stop - offset)
+        yield _Piece(memoryview(bytearray(size)))
+        offset += size
+
+
+def _segments(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces by SEGMENT bytes; CHUNK divides SEGMENT, so none lies across."""
+    return _grouped(pieces, SEGMENT)
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
     """Neighbours together up to CHUNK bytes, since small tensors are many."""
-    batch: list[_Piece] = []
+    return _grouped(pieces, CHUNK)
+
+
+def _grouped(pieces: Iterable[_Piece], most: int) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
     size = 0
     for piece in pieces:
-        if size + len(piece.memory) > CHUNK:
-            yield batch
-            batch, size = [], 0
-        batch.append(piece)
+        if group and size + len(piece.memory) > most:
+            yield group
+            group, size = [], 0
+        group.append(piece)
         size += len(piece.memory)
-    yield batch
+    if group:
+        yield group
 
 
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
