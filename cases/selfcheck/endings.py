@@ -104,7 +104,7 @@ def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...
     # Hypothesis imports all of itself at the end of an interrupted worker: seconds on a busy machine.
     command += ["-p", "no:hypothesispytest"]
     process = subprocess.Popen(
-        [*command, "--loadproof-out", str(out)],
+        [*command, "--loadproof-device", "cpu", "--loadproof-out", str(out)],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,

@@ -22,7 +22,7 @@ PER_RUN = ("pid", "exit", "timings_ms", "allocation", "daemon_pid", "run_id", "d
 
 def run_pytest(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "cases/layers", "-k", CASES, "-p", "no:cacheprovider"]
-    command += ["--loadproof-out", str(out), *arguments]
+    command += ["--loadproof-device", "cpu", "--loadproof-out", str(out), *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -78,7 +78,8 @@ def test_run_whose_plan_is_taken_away_says_so_and_fails(tmp_path: Path) -> None:
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", "cases/layers", "-k", CASES, "-p", "thief"]
-    command += ["-p", "no:cacheprovider", "--loadproof-out", str(tmp_path / "run")]
+    command += ["-p", "no:cacheprovider", "--loadproof-device", "cpu"]
+    command += ["--loadproof-out", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 1, done.stdout
     assert "INCOMPLETE: 4 cases ran, but their plan is gone" in done.stdout
@@ -86,7 +87,8 @@ def test_run_whose_plan_is_taken_away_says_so_and_fails(tmp_path: Path) -> None:
 
 def test_run_of_refusals_alone_shows_no_equivalence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "cases/capability", "-k", "foreign-null"]
-    command += ["-p", "no:cacheprovider", "--loadproof-out", str(tmp_path / "run")]
+    command += ["-p", "no:cacheprovider", "--loadproof-device", "cpu"]
+    command += ["--loadproof-out", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
     assert "4 passed" in done.stdout

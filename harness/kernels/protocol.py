@@ -5,6 +5,17 @@ from typing import Protocol
 import torch
 
 
+class Launches:
+    """The names of the kernels that a backend says it ran, in order of first use."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def _note(self, kernel: str) -> None:
+        if kernel not in self.launched:
+            self.launched.append(kernel)
+
+
 class Kernel(Protocol):
     """An FP8 scaled matrix multiplication."""
 

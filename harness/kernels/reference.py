@@ -11,6 +11,7 @@ import torch
 
 from ..errors import KernelContractError
 from .contract import check_operands
+from .protocol import Launches
 
 MAX_EXACT_K = 2**17
 
@@ -30,14 +31,11 @@ def rounded_once(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return odd.to(dtype)
 
 
-class ReferenceKernel:
+class ReferenceKernel(Launches):
     """float64 accumulation, scales and bias in float64, one rounding to the output dtype."""
 
     name = "reference"
     accepts_preprocessed = True
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
 
     @staticmethod
     def sum_error(k: int) -> float:
@@ -73,7 +71,3 @@ class ReferenceKernel:
         if bias is not None:
             out += bias.to(torch.float64)
         return rounded_once(out, out_dtype)
-
-    def _note(self, kernel: str) -> None:
-        if kernel not in self.launched:
-            self.launched.append(kernel)

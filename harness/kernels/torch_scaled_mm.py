@@ -11,16 +11,14 @@ import torch
 from ..errors import KernelContractError
 from .accumulation import EPILOGUE_ROUNDINGS, FLOAT32_ROUNDING, promoted_sum_error
 from .contract import check_operands
+from .protocol import Launches
 
 
-class TorchScaledMm:
+class TorchScaledMm(Launches):
     """Sums in float32 on a CPU and on tensor cores on a GPU, of unspecified order."""
 
     name = "torch-scaled-mm"
     accepts_preprocessed = False
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
 
     @staticmethod
     def sum_error(k: int) -> float:
@@ -53,8 +51,7 @@ class TorchScaledMm:
                 it is never computed in another dtype instead.
         """
         check_operands(a, b, scale_a, scale_b, bias, out_dtype)
-        if "torch-scaled-mm" not in self.launched:
-            self.launched.append("torch-scaled-mm")
+        self._note("torch-scaled-mm")
         if a.device.type == "cpu":
             # Before torch 2.13 a CPU has no scales for each row and column, so they follow in float32.
             one = torch.ones((), device=a.device)

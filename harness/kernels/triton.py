@@ -10,20 +10,18 @@ import torch
 from ..errors import KernelBuildError
 from .accumulation import K_PER_PROMOTION, promoted_sum_error
 from .contract import check_gpu_call, check_operands
+from .protocol import Launches
 
 BLOCK_M, BLOCK_N = 64, 64
 BLOCK_K = K_PER_PROMOTION
 """Each block's sum starts from zero on the tensor cores, and is added in float32 outside them."""
 
 
-class TritonKernel:
+class TritonKernel(Launches):
     """Sums on tensor cores; scales and bias in float32, then one rounding to the output dtype."""
 
     name = "triton"
     accepts_preprocessed = False
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
 
     @staticmethod
     def sum_error(k: int) -> float:
@@ -81,8 +79,7 @@ class TritonKernel:
                 BLOCK_K=BLOCK_K,
             )
         name = code.loadproof_triton_scaled_mm.__name__
-        if name not in self.launched:
-            self.launched.append(name)
+        self._note(name)
         return out
 
 

@@ -18,6 +18,7 @@ import torch
 from ..errors import InvalidInput, KernelBuildError, KernelLaunchError
 from .accumulation import fast_sum_error
 from .contract import check_gpu_call, check_operands
+from .protocol import Launches
 
 LIBRARY_VARIABLE = "LOADPROOF_VLLM_LIBRARY"
 LIBRARIES = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
@@ -29,14 +30,14 @@ SCHEMA = b"cutlass_scaled_mm(Tensor"
 OPERATOR = "_C::cutlass_scaled_mm"
 
 
-class VllmCutlassKernel:
+class VllmCutlassKernel(Launches):
     """vLLM's CUTLASS kernels. Finds its library at first use, not when it is made."""
 
     name = "vllm-cutlass"
     accepts_preprocessed = True
 
     def __init__(self) -> None:
-        self.launched: list[str] = []
+        super().__init__()
         self._loaded = False
 
     @staticmethod
@@ -107,8 +108,7 @@ class VllmCutlassKernel:
                 found=error,
                 remedy="See that the GPU is free and healthy (nvidia-smi), and that vLLM is built for it.",
             ) from error
-        if OPERATOR not in self.launched:
-            self.launched.append(OPERATOR)
+        self._note(OPERATOR)
         return out
 
     def _load(self) -> None:

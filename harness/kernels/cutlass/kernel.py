@@ -12,20 +12,21 @@ import torch
 from ...errors import KernelContractError, KernelLaunchError
 from ..accumulation import promoted_sum_error
 from ..contract import check_gpu_call, check_operands
+from ..protocol import Launches
 from . import abi
 from .build import library
 
 OUT_TYPES = {torch.bfloat16: abi.BFLOAT16, torch.float16: abi.FLOAT16}
 
 
-class CutlassKernel:
+class CutlassKernel(Launches):
     """CUTLASS 4.x on Hopper, built from the sources beside this file at first use."""
 
     name = "cutlass"
     accepts_preprocessed = True
 
     def __init__(self) -> None:
-        self.launched: list[str] = []
+        super().__init__()
         self._loaded: dict[str, ctypes.CDLL] = {}
 
     @staticmethod
@@ -89,8 +90,7 @@ class CutlassKernel:
         status = code.loadproof_cutlass_scaled_mm(problem, workspace.data_ptr(), needed.value, stream)
         _require_success(code, status)
         name = code.loadproof_cutlass_name(code.loadproof_cutlass_choose(problem.m)).decode()
-        if name not in self.launched:
-            self.launched.append(name)
+        self._note(name)
 
     def _library(self, device: torch.device) -> ctypes.CDLL:
         major, minor = torch.cuda.get_device_capability(device)
