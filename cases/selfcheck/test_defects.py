@@ -97,6 +97,8 @@ CAUGHT = {
     "refusal-after-attaching": ("capability", "WRONG_ROUTE"),
     "daemon-reads-before-it-refuses": ("capability", "WRONG_ROUTE"),
     "daemon-refuses-without-a-name": ("capability", "INCOMPLETE"),
+    "attached-twice": ("route_witnessed", "WRONG_ROUTE"),
+    "a-second-kernel": ("kernel_witnessed", "WRONG_KERNEL"),
     "output-in-float32": ("gemm_bounded", "DTYPE"),
     "output-one-step-off": ("gemm_bounded", "BOUND"),
     "wrong-activations-on-fallback": ("outputs_exact", "BYTES"),

@@ -11,6 +11,7 @@ import torch
 
 from .. import daemon, engine, loaders
 from ..cache import key
+from ..cache.client import CacheClient
 from ..formats import ProcessedLayer
 from ..formats.e4m3 import E4M3
 from ..layers import FusedFp8Linear
@@ -127,3 +128,16 @@ def store_into_shared_memory(process: str, loader: str) -> None:
         return results
 
     replace(engine, "run_layer", run)
+
+
+@defect("route_witnessed", Outcome.WRONG_ROUTE)
+def attached_twice(process: str, loader: str) -> None:
+    """The engine attaches once more than it says, and leaves that mapping open."""
+    original = CacheClient.attach
+
+    def attach(self: CacheClient, *arguments: Any) -> Any:
+        original(self, *arguments)
+        return original(self, *arguments)
+
+    if process == "engine":
+        replace(CacheClient, "attach", attach)

@@ -76,3 +76,16 @@ def wrong_activations_on_fallback(process: str, loader: str) -> None:
 
     if process == "engine" and loader == "cache":
         replace(engine, "run_layer", run)
+
+
+@defect("kernel_witnessed", Outcome.WRONG_KERNEL)
+def a_second_kernel(process: str, loader: str) -> None:
+    """The attached engine runs another kernel beside its own."""
+    original = ReferenceKernel._note
+
+    def note(self: ReferenceKernel, kernel: str) -> None:
+        original(self, kernel)
+        original(self, "some_other_gemm")
+
+    if process == "engine" and loader == "cache":
+        replace(ReferenceKernel, "_note", note)
