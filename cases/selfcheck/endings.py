@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -111,6 +112,8 @@ def start(folder: Path, *arguments: str, plant: str = "", before: tuple[str, ...
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A job in the background of a script ignores Ctrl-C, and would hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return BadRun(process=process, out=out, tmp=tmp, mark=mark)
 
