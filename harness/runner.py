@@ -19,6 +19,7 @@ from .daemon import DaemonJob
 from .engine import EngineJob
 from .errors import LoadproofError, ProcessCrashed, RemoteError
 from .launch import Child
+from .model_spec import Asked, ModelCaseSpec
 from .observation import RouteObservation
 from .outcome import Outcome
 from .record import DaemonRecord, ErrorRecord
@@ -36,7 +37,7 @@ PHASE_SECONDS = 60.0
 class ProofRequest:
     """One case, on one checkpoint, in one run."""
 
-    case: CaseSpec
+    case: CaseSpec | ModelCaseSpec
     checkpoint: Path
     content: str
     """Digest of the checkpoint, taken once per run."""
@@ -61,8 +62,9 @@ class Runner:
         """What is known of each route, filled in while `run` goes on."""
         self._socket = scratch / "d" / "s"
 
-    def run(self) -> DaemonRecord:
+    def run(self, asked: Asked) -> DaemonRecord:
         """All four routes; a daemon that does not start is the outcome of the routes that need it."""
+        self._asked = asked
         for route in (route for route in ROUTES if not route.daemon_present):
             self._observe(self.seen[route.name])
             # A later route must find no weights but its decoy beside its own folder.
@@ -89,7 +91,8 @@ class Runner:
         case, stderr = self._request.case, self._scratch / "daemon.stderr"
         job = DaemonJob(
             checkpoint=self._request.checkpoint,
-            layers=(case.layer,),
+            layers=self._asked.layers,
+            plain=self._asked.plain,
             socket=self._socket,
             transport=case.transport,
             kernel=case.daemon_kernel or case.kernel,
@@ -171,7 +174,9 @@ class Runner:
             loader=route.loader,
             checkpoint=files.path,
             links_into=files.links_into,
-            layer=case.layer,
+            layers=self._asked.layers,
+            plain=self._asked.plain,
+            new_tokens=self._asked.new_tokens,
             kernel=case.kernel,
             device=case.device,
             transport=case.transport,
