@@ -6,6 +6,7 @@ from itertools import cycle
 from pathlib import Path
 
 from .backends import SEED, Backends
+from .checkpoint.config import read_quantization
 from .model_spec import ExportedModel, GivenModel, ModelCaseSpec, ModelSource, ModelSpec, SyntheticModel
 from .spec import Scheme
 
@@ -28,8 +29,9 @@ def synthetic_models(on: Backends) -> list[ModelCaseSpec]:
     return _models(on, SYNTHETIC_MODELS)
 
 
-def given_model(on: Backends, path: Path, scheme: Scheme) -> list[ModelCaseSpec]:
-    """A checkpoint of the user's, with each kernel over each transport."""
+def given_model(on: Backends, path: Path) -> list[ModelCaseSpec]:
+    """A checkpoint of the user's, with each kernel over each transport; raises ConfigError."""
+    scheme = str(read_quantization(path).quant_algo).upper()
     model = ModelSpec(name=_id_of(path.name), scheme=scheme, source=GivenModel(path))
     return [_model_case(on, model, kernel, way) for kernel in on.attaching for way in on.transports]
 
@@ -38,7 +40,7 @@ def _models(on: Backends, sources: Sequence[tuple[str, ModelSource]]) -> list[Mo
     cases = []
     for name, source in sources:
         for scheme, own in zip(Scheme, cycle(on.transports), strict=False):
-            model = ModelSpec(name=name, scheme=scheme, source=source)
+            model = ModelSpec(name=name, scheme=scheme.value, source=source)
             ways = on.transports if on.device == "cuda" else (own,)
             cases += [_model_case(on, model, kernel, way) for kernel in on.attaching for way in ways]
     return cases

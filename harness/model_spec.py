@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .spec import Claim, LayerSpec, Scheme
+from .spec import Claim, LayerSpec
 
 PROMPTS = ("The capital of France is", "Water boils at a temperature of")
 """For every model; cut to the shorter one's tokens, since both run as one batch without padding."""
@@ -88,7 +88,8 @@ class ModelSpec:
 
     name: str
     """For ids and people, e.g. `smollm2-135m`."""
-    scheme: Scheme
+    scheme: str
+    """The quant_algo that the checkpoint names."""
     source: ModelSource
     prompts: tuple[str, ...] = PROMPTS
     """Texts; without a tokenizer, fixed token ids stand for them."""
@@ -104,7 +105,7 @@ class ModelCaseSpec(Claim):
     @property
     def id(self) -> str:
         """See `Claim.id`."""
-        parts = (self.model.name, self.model.scheme.value, "model", self.kernel, self.transport)
+        parts = (self.model.name, self.model.scheme, "model", self.kernel, self.transport)
         return "-".join(parts).lower().replace("_", "-")
 
     def describe(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class ModelCaseSpec(Claim):
         return {
             "id": self.id,
             "subject": self.subject,
-            "scheme": self.model.scheme.value,
+            "scheme": self.model.scheme,
             "projection": "model",
             "model": self.model.name,
             "source": _described(self.model.source),

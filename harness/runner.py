@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ class ProofRequest:
     node_id: str
     defect: str | None = None
     phase_seconds: float = PHASE_SECONDS
+    progress: Callable[[RouteObservation], None] = lambda seen: None
+    """Told of each route as it ends."""
 
 
 class Runner:
@@ -146,6 +148,7 @@ class Runner:
         except OSError as error:
             self._fail(seen, unwritable(self._scratch, error))
         seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
+        self._request.progress(seen)
 
     def _live(self, seen: RouteObservation) -> None:
         route = seen.route
@@ -234,7 +237,8 @@ class Runner:
     def _ask_daemon(self, seen: RouteObservation) -> None:
         """What the daemon sees once the engine is gone: its bytes, and how often it handed them out."""
         try:
-            client = CacheClient(self._socket)
+            # It hashes all that it holds before it answers.
+            client = CacheClient(self._socket, timeout=self._request.phase_seconds)
         except LoadproofError:
             return
         try:

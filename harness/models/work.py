@@ -14,6 +14,7 @@ from . import ARCHITECTURES
 from .build import build
 from .describe import describe_model
 from .generate import generate
+from .memory import memory_in_use
 from .points import points
 
 
@@ -31,7 +32,7 @@ class ModelWork:
     ) -> None:
         """Build the model of the loaded tensors; raises WrongTensor."""
         self._flags = make_deterministic()
-        self._memory = {"loaded": device_memory(device)}
+        self._memory = {"loaded": memory_in_use(device)}
         architecture = ARCHITECTURES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]]
         self._model, self._groups = build(
             checkpoint, architecture, loaded.layers, loaded.plain, kernel, device
@@ -50,7 +51,7 @@ class ModelWork:
     def run(self) -> dict[str, torch.Tensor]:
         """See `generate`, and `description`: uint8, JSON of `describe_model` after the run."""
         results = generate(self._model, self._prompts, self._new_tokens, self._points)
-        self._memory["ran"] = device_memory(self._device)
+        self._memory["ran"] = memory_in_use(self._device)
         text = json.dumps(describe_model(self._model)).encode()
         return results | {"description": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -81,16 +82,4 @@ def make_deterministic() -> dict[str, str]:
         "allow_fp16_reduced_precision_reduction": str(matmul.allow_fp16_reduced_precision_reduction),
         "attention": "eager",
         "threads": str(torch.get_num_threads()),
-    }
-
-
-def device_memory(device: str) -> dict[str, int]:
-    """Bytes in use: on a GPU, by all processes and by this one's own tensors; on a CPU, own and shared."""
-    if device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return {"device_used": total - free, "own_tensors": torch.cuda.memory_allocated()}
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {
-        "own": int(status["RssAnon"].split()[0]) * 1024,
-        "shared": int(status["RssShmem"].split()[0]) * 1024,
     }
