@@ -30,14 +30,17 @@ class Defect:
 
 
 DEFECTS: dict[str, Defect] = {}
+"""Of single layers, and of what layers and models have in common."""
+MODEL_DEFECTS: dict[str, Defect] = {}
+"""Of whole models."""
 
 
-def defect(caught_by: str, verdict: Outcome) -> Callable[[Plant], Plant]:
-    """Enter a function into DEFECTS, under its own name."""
+def defect(caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS) -> Callable[[Plant], Plant]:
+    """Enter a function into a table, under its own name."""
 
     def register(function: Plant) -> Plant:
         name = function.__name__.replace("_", "-")
-        DEFECTS[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, plant=function)
+        table[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, plant=function)
         return function
 
     return register
