@@ -19,6 +19,7 @@ from typing import Any
 from .channel import Channel, Closed
 
 PR_SET_PDEATHSIG = 1
+CUDA_NOT_INITIALISED = 3
 MODEL_ENGINE = "model-engine"
 """An engine that also has transformers, imported once, when the first such engine is asked for."""
 
@@ -35,6 +36,15 @@ def entry_points() -> dict[str, Callable[[Channel, dict[str, Any]], None]]:
     from . import daemon, engine
 
     return {"engine": engine.main, "daemon": daemon.main}
+
+
+def cuda_touched() -> bool:
+    """Whether CUDA has been initialised in this process: what it forks could then not use it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != CUDA_NOT_INITIALISED
 
 
 def preload(kind: str) -> str:
@@ -120,7 +130,7 @@ def serve(server: socket.socket) -> None:
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task"))})
+                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task")), "cuda": cuda_touched()})
     except Closed:
         pass
     finally:

@@ -88,8 +88,8 @@ class _Server:
             # The first model's engine has the server import transformers.
             while "pid" not in (reply := self._receive(START_SECONDS)):
                 self._exits[reply["exited"]] = reply["status"]
-        if reply["threads"] != 1:
-            raise self._threaded(reply["threads"])
+        if reply["threads"] != 1 or reply["cuda"]:
+            raise self._unusable(f"{reply['threads']} threads, CUDA initialised: {reply['cuda']}")
         # Messages are in order: an exit noted under this pid is an earlier process's.
         self._exits.pop(reply["pid"], None)
         return Child(reply["pid"], Channel(ours), stderr, self._wait)
@@ -133,17 +133,18 @@ class _Server:
         )
 
     @staticmethod
-    def _threaded(found: object) -> LaunchError:
+    def _unusable(found: str) -> LaunchError:
         return LaunchError(
             "forkserver",
-            expected="torch, engine and daemon imported, and one thread",
+            expected="torch, engine and daemon imported, one thread, and CUDA untouched",
             found=found,
-            remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
+            remedy="Look for what starts threads or asks for GPUs on import (sitecustomize, .pth files, "
+            "packages that transformers imports where they are installed).",
         )
 
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
-            raise self._threaded(f"{ready['modules']} and {ready['threads']} threads")
+            raise self._unusable(f"{ready['modules']} and {ready['threads']} threads")
 
 
 class Child:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .checks import case_verdict, run_checks
-from .models.recording import folded, generation_record, logits_records, model_record
+from .models.recording import folded, generation_record, logits_records, model_record, products
 from .observation import CaseObservation, RouteObservation
 from .record import (
     CaseRecord,
@@ -68,7 +68,7 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             for n, t in seen.results.items()
             if n.startswith("processed.")
         ],
-        kernels=said.get("kernels", []),
+        kernels=said.get("kernels", []) if case.model is None else products(said.get("kernels", [])),
         timings_ms=seen.timings_ms,
         **held,
     )

@@ -159,6 +159,19 @@ def test_forkserver_without_its_preload_is_refused(monkeypatch: pytest.MonkeyPat
         Forkserver()
 
 
+@pytest.mark.parametrize("found", [{"threads": 2, "cuda": False}, {"threads": 1, "cuda": True}])
+def test_forkserver_that_cannot_fork_well_any_more_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, object]
+) -> None:
+    server = Forkserver()
+    try:
+        monkeypatch.setattr(launch._Server, "_receive", lambda self, timeout: {"pid": 1, **found})
+        with pytest.raises(LaunchError, match="CUDA untouched"):
+            server.spawn("engine", tmp_path / "stderr")
+    finally:
+        server.close()
+
+
 def test_proof_leaves_no_file_descriptor_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
