@@ -99,6 +99,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         "model.layers.1.",
     ),
     "hidden size": (lambda c: edit_config(c, hidden_size=128), WrongTensor, "shape [128"),
+    "an activation that there is not": (lambda c: edit_config(c, hidden_act="glu9"), ConfigError, "glu9"),
     "vocabulary": (lambda c: edit_config(c, vocab_size=99), WrongTensor, "shape [99, 64]"),
     "kv heads": (lambda c: edit_config(c, num_key_value_heads=2), WrongTensor, "k_proj.weight"),
     "a head beside tied embeddings": (
