@@ -18,6 +18,7 @@ RESULT = re.compile(
     r"(output|activation|activation_scale|logits)\.[0-9]+|processed\.[a-z_]+|hidden|ids|description"
 )
 
+MOST_TOKENS = 2**31
 FORMS: dict[str, tuple[int, torch.dtype | None]] = {
     "logits": (3, None),
     "ids": (2, torch.int64),
@@ -98,5 +99,5 @@ def _check_form(name: str, result: torch.Tensor) -> None:
     dims, dtype = FORMS.get(name.partition(".")[0], (result.dim(), None))
     if result.dim() != dims or dtype not in (None, result.dtype):
         raise ValueError(f"result {name!r} of form {result.dtype} {list(result.shape)}")
-    if name == "ids" and result.numel() and int(result.min()) < 0:
-        raise ValueError("negative token ids")
+    if name == "ids" and not ((result >= 0) & (result < MOST_TOKENS)).all():
+        raise ValueError("token ids that no vocabulary has")

@@ -91,6 +91,30 @@ def test_real_layers_are_of_all_kinds_whole_and_trimmed() -> None:
     )
 
 
+def test_every_architecture_is_a_model_under_both_schemes_tied_and_not() -> None:
+    from loadproof.harness.models import ARCHITECTURES
+
+    models = [case.model for case in cases("synthetic-models")]
+    found = {(model.source.architecture, model.scheme) for model in models}
+    assert found == set(product(ARCHITECTURES, Scheme))
+    assert {model.source.tied for model in models} == {True, False}
+    assert all(model.source.kv_heads < model.source.heads for model in models)
+    assert all(model.source.intermediate % ALIGNMENT for model in models)
+
+
+@pytest.mark.parametrize("group", ["real-models", "synthetic-models"])
+def test_models_run_on_every_kernel_and_transport_of_a_gpu_and_crosswise_on_a_cpu(group: str) -> None:
+    for device, on in BACKENDS.items():
+        models = cases(group, device=device)
+        ways = set(product(on.attaching, on.transports, Scheme))
+        found = {(case.kernel, case.transport, case.model.scheme) for case in models}
+        assert (
+            found == ways
+            if device == "cuda"
+            else {way[1:] for way in found} == set(zip(on.transports, Scheme, strict=True))
+        )
+
+
 def test_every_refusal_is_claimed_with_fallback_and_without() -> None:
     refused = [case for case in ALL if case.refusal]
     assert refused
