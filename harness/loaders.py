@@ -9,7 +9,7 @@ import torch
 
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
-from .cache.manifest import Served, restore, restore_plain
+from .cache.placement import Served, restore, restore_plain
 from .checkpoint.config import read_quantization
 from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names, wrong
 from .checkpoint.names import Group

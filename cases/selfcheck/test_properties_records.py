@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import PROBE_BYTES
 from loadproof.harness.cache.arena.memfd import MemfdArena, MemfdAttachment
-from loadproof.harness.cache.manifest import Manifest, fill, place, restore
+from loadproof.harness.cache.manifest import Manifest
+from loadproof.harness.cache.placement import fill, place, restore
 from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import BadManifest

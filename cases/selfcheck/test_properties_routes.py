@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import create_arena
 from loadproof.harness.cache.client import CacheClient
-from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore
+from loadproof.harness.cache.manifest import Manifest
+from loadproof.harness.cache.placement import Placement, fill, place, restore
 from loadproof.harness.cache.server import CacheServer
 from loadproof.harness.cache.socket_path import listening
 from loadproof.harness.checkpoint.digest import content_digest

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import loaders
-from ..cache import manifest
+from ..cache import placement
 from ..formats import FORMATS, ProcessedLayer
 from ..outcome import Outcome
 
@@ -48,7 +48,7 @@ def defect(caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS)
 
 def edit_attached(edit: Edit) -> None:
     """Change every layer that this process restores from the daemon's memory."""
-    original = manifest.restore
+    original = placement.restore
     replace(loaders, "restore", lambda *arguments: edit(original(*arguments)))
 
 
