@@ -16,6 +16,8 @@ from .protocol import Launches
 MAX_EXACT_K = 2**17
 WIDENED_BY = 2.0**-8
 """A power of two, so that taking it out of the other operand is exact."""
+ROWS_AT_ONCE = 256
+"""Of the weight: widened, so many fit into a processor's cache, and are not written to memory."""
 NAN_SHIFTED = 0xFE
 """E4M3's NaN, 0x7f or 0xff, without its sign: no other code is as large."""
 
@@ -87,7 +89,8 @@ class ReferenceKernel(Launches):
                 remedy="Use a GPU kernel for this layer.",
             )
         self._note("reference_scaled_mm_float64")
-        out = (a.to(torch.float64) / WIDENED_BY) @ widened(b.t()).t()
+        wide = a.to(torch.float64) / WIDENED_BY
+        out = torch.cat([wide @ widened(rows).t() for rows in b.t().split(ROWS_AT_ONCE)], dim=1)
         out *= scale_a.to(torch.float64) * scale_b.to(torch.float64)
         if bias is not None:
             out += bias.to(torch.float64)
