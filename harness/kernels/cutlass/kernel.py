@@ -5,7 +5,9 @@ then one rounding to the output dtype: vLLM's order.
 """
 
 import ctypes
+import functools
 import hashlib
+from pathlib import Path
 
 import torch
 
@@ -36,7 +38,7 @@ class CutlassKernel(Launches):
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; builds it if need be, which takes no GPU."""
-        return hashlib.sha256(library().read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(_library_file("sm_90a").read_bytes()).hexdigest()[:16]
 
     def scaled_mm(
         self,
@@ -97,8 +99,14 @@ class CutlassKernel(Launches):
         # The `a` variant: wgmma and its kind belong to one compute capability each.
         architecture = f"sm_{major}{minor}a"
         if architecture not in self._loaded:
-            self._loaded[architecture] = abi.load(library(architecture))
+            self._loaded[architecture] = abi.load(_library_file(architecture))
         return self._loaded[architecture]
+
+
+@functools.cache
+def _library_file(architecture: str) -> Path:
+    """See `library`. Asked once in a process and those that it forks: reading all headers takes 0.1 s."""
+    return library(architecture)
 
 
 def _require_success(code: ctypes.CDLL, status: int) -> None:
