@@ -238,10 +238,11 @@ def restore(manifest: Manifest, attachment: Attachment, layer: LayerSpec) -> Pro
         raise _bad(
             layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent"
         )
-    tensors = {e.tensor: _view(e, attachment) for e in manifest.entries if e.layer == layer.name}
+    tensors = {e.tensor: view(e, attachment) for e in manifest.entries if e.layer == layer.name}
     return ProcessedLayer(spec=layer, layout=manifest.layouts[layer.name], tensors=tensors)
 
 
-def _view(entry: Entry, attachment: Attachment) -> torch.Tensor:
+def view(entry: Entry, attachment: Attachment) -> torch.Tensor:
+    """The tensor itself, over the daemon's memory."""
     typed = attachment.read(entry.offset, entry.nbytes).view(dtype_of(entry.dtype))
     return typed.as_strided(entry.shape, entry.stride)
