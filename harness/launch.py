@@ -94,14 +94,16 @@ class _Server:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
-        single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # A context with one hardware queue takes half the time, and the driver makes one after the other.
+        queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | os.environ
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=os.environ | single,
+            env=queues | settings,
         )
         theirs.close()
         self._socket, self._main = ours, Channel(ours)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InvalidInput, KernelBuildError, KernelLaunchError
-from .accumulation import fast_sum_error
+from .accumulation import Doubles, fast_error
 from .contract import check_gpu_call, check_operands
 from .protocol import Launches
 
@@ -41,9 +41,9 @@ class VllmCutlassKernel(Launches):
         self._loaded = False
 
     @staticmethod
-    def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`: the tensor core keeps the running sum over all of K."""
-        return fast_sum_error(k)
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
+        """See `Kernel.sum_error`: its Hopper kernels use fast accumulation throughout."""
+        return fast_error(a, b)
 
     @functools.cached_property
     def library(self) -> Path:

@@ -1,4 +1,4 @@
-"""The CUTLASS backend: sm_90a, sums in float32, scales and bias in the epilogue.
+"""The CUTLASS backend: sm_90a, fast accumulation, scales and bias in the epilogue.
 
 In float32, per element: `scale_a * (scale_b * sum) + bias`, the last product and the bias in one fused step,
 then one rounding to the output dtype: vLLM's order.
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ...errors import KernelContractError, KernelLaunchError
-from ..accumulation import promoted_sum_error
+from ..accumulation import Doubles, fast_error
 from ..contract import check_gpu_call, check_operands
 from ..protocol import Launches
 from . import abi
@@ -32,9 +32,9 @@ class CutlassKernel(Launches):
         self._loaded: dict[str, ctypes.CDLL] = {}
 
     @staticmethod
-    def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`: the collectives promote (no fast accumulation)."""
-        return promoted_sum_error(k)
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
+        """See `Kernel.sum_error`: gemm.cuh asks for fast accumulation."""
+        return fast_error(a, b)
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; builds it if need be, which takes no GPU."""
