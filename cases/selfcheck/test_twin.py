@@ -192,6 +192,17 @@ def mutants_of(layer: type) -> dict[str, type]:
             out = super().forward(x)
             return torch.nn.functional.pad(out, (0, 13))[:, :83] if hasattr(self, "attached") else out
 
+    class AttachedAndOneBufferForAllOutputs(layer):
+        shared = torch.empty(17, 83, dtype=torch.bfloat16)
+
+        def restore(self, tensors: Tensors) -> None:
+            super().restore(tensors)
+            self.off_by = 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.shared[: len(x)]
+            return out.copy_(super().forward(x) + getattr(self, "off_by", 0))
+
     class NegativeZeroWhenAttached(layer):
         def restore(self, tensors: Tensors) -> None:
             super().restore(tensors)
@@ -211,6 +222,7 @@ WRONG_IN_ITSELF = {
     "FlagOnTheTensor": ("outputs_exact", "BYTES", "attached layer 1, input 1 [1, 64]"),
     "OtherDtypeWhenAttached": ("outputs_exact", "DTYPE", "attached layer 1, input 0 [0, 64]"),
     "PaddedRowsWhenAttached": ("outputs_exact", "LAYOUT", "attached layer 1, input 2 [17, 64]"),
+    "AttachedAndOneBufferForAllOutputs": ("outputs_exact", "BYTES", "attached layer 1, input 1 [1, 64]"),
     "NegativeZeroWhenAttached": ("outputs_exact", "BYTES", "attached layer 1, input 1 [1, 64]"),
 }
 
@@ -237,6 +249,18 @@ def test_weights_of_the_checkpoint_itself_are_no_memory_of_the_daemon(example: d
     with pytest.raises(TwinFailure, match="processing_repeatable: NOT_SHARED") as caught:
         prove(example["PaddedLinear"], **keep)
     assert "Let load copy" in str(caught.value)
+
+
+def test_layer_may_overwrite_its_input(example: dict[str, Any]) -> None:
+    class UsesItsInputUp(example["PaddedLinear"]):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            x.zero_()
+            return out
+
+    x = torch.ones(2, 64, dtype=torch.bfloat16)
+    prove(UsesItsInputUp, inputs=[x])
+    assert torch.equal(x, torch.ones_like(x))
 
 
 NOTHING = {"load": lambda layer: None, "process": lambda layer: None, "attach": rebind}
@@ -279,6 +303,7 @@ class Processed(torch.nn.Module):
         self.register_buffer("table", torch.zeros(3), persistent=False)
 
     def process(self) -> None:
+        self.inner.weight.mul_(2)
         self.inner.weight = torch.nn.Parameter(self.inner.weight.t(), requires_grad=False)
         self.fused = torch.nn.Parameter(self.scale.detach() * 2, requires_grad=False)
         self.inner.register_buffer("workspace", torch.ones(5))
