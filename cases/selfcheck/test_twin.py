@@ -335,3 +335,29 @@ def test_rebinding_takes_over_what_processing_added_removed_and_replaced() -> No
     assert attached.scale is None
     assert attached.state_dict().keys() == ordinary.state_dict().keys()
     assert dict(attached.named_parameters()).keys() == dict(ordinary.named_parameters()).keys()
+
+
+class Tied(torch.nn.Module):
+    """One weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(4, 4, bias=False).double()
+        self.head = torch.nn.Linear(4, 4, bias=False).double()
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+def test_tied_weight_is_shared_under_each_of_its_names() -> None:
+    torch.manual_seed(1)
+    state = Tied().state_dict()
+    proof = prove_twin(
+        make=Tied,
+        load=lambda layer: layer.load_state_dict(state),
+        process=lambda layer: None,
+        apply=Tied.forward,
+        inputs=[torch.rand(3, 4).double()],
+    )
+    assert proof.tensors == ("embed.weight", "head.weight")
