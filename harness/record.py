@@ -122,6 +122,34 @@ class CheckRecord(_Record):
         return self
 
 
+class TwinRecord(_Record):
+    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`, of transport `alias`."""
+    transport: Literal["alias"] = "alias"
+    verdict: Outcome
+    detail: str = ""
+    """The check that does not hold, in a sentence; empty for PASS."""
+    compared: dict[str, int] = {}
+    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
+    kernels: list[str] = []
+    """Names of the kernels that ran, by the backend's own word."""
+    duration_ms: float
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "TwinRecord":
+        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
+            raise ValueError(f"twin of {self.id!r} passes without evidence")
+        return self
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
+
+
 class DaemonRecord(_Record):
     pid: int | None = None
     transport: str = ""
@@ -177,34 +205,6 @@ class CaseRecord(_Record):
     def holds(self) -> bool:
         """True when the case ended as it claims."""
         return self.verdict is self.expected
-
-
-class TwinRecord(_Record):
-    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
-
-    schema_version: int = SCHEMA_VERSION
-    run_id: str
-    case: dict[str, Any]
-    """`CaseSpec.describe()`, of transport `alias`."""
-    transport: Literal["alias"] = "alias"
-    verdict: Outcome
-    detail: str = ""
-    """The check that does not hold, in a sentence; empty for PASS."""
-    compared: dict[str, int] = {}
-    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
-    kernels: list[str] = []
-    """Names of the kernels that ran, by the backend's own word."""
-    duration_ms: float
-
-    @model_validator(mode="after")
-    def _pass_needs_evidence(self) -> "TwinRecord":
-        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
-            raise ValueError(f"twin of {self.id!r} passes without evidence")
-        return self
-
-    @property
-    def id(self) -> str:
-        return str(self.case["id"])
 
 
 class Counts(_Record):

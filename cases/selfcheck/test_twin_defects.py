@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from loadproof.cases.selfcheck.test_report_samples import case_record
 from loadproof.fixtures.twins import Twins
 from loadproof.harness import loaders, twin_case
 from loadproof.harness.cache import manifest
@@ -17,7 +18,8 @@ from loadproof.harness.checkpoint.writer import synthetic_tensors
 from loadproof.harness.defects import DEFECTS, cache, outputs, processing, registry
 from loadproof.harness.matrix import ALIAS, layer_spec, twins
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import Counts, RunRecord, TwinRecord, Verdict
+from loadproof.harness.plan import Plan, summarise
+from loadproof.harness.record import TwinRecord
 from loadproof.harness.spec import CaseSpec, ProjectionKind, Scheme, SyntheticSource
 from loadproof.harness.twin import TRANSPORT
 
@@ -127,43 +129,39 @@ def test_record_does_not_pass_without_evidence() -> None:
             )
 
 
-def run_record(verdict: Verdict) -> RunRecord:
-    counts = Counts(planned=1, verified=1, failed=0, incomplete=0, refused_as_expected=0)
-    return RunRecord(
-        run_id="r",
-        verdict=verdict,
-        scope="cpu-default",
-        started="",
-        duration_s=1.0,
-        counts=counts,
-        environment={},
-        cases=[],
+def twin(name: str, verdict: Outcome) -> TwinRecord:
+    compared = {"outputs_exact": 1}
+    return TwinRecord(
+        run_id="r", case={"id": name}, verdict=verdict, detail="why", compared=compared, duration_ms=1
     )
 
 
-def twin(name: str, verdict: Outcome) -> TwinRecord:
-    compared = {"outputs_exact": 1}
-    return TwinRecord(run_id="r", case={"id": name}, verdict=verdict, compared=compared, duration_ms=1)
+@pytest.mark.parametrize(
+    ("selected", "verdicts", "failed", "noted"),
+    [
+        (0, [], 0, []),
+        (2, ["PASS", "PASS"], 0, []),
+        (2, ["PASS", "BYTES"], 1, ["twin 1: why"]),
+        (3, ["PASS", "PASS"], 0, ["1 of 3 twins left no record."]),
+        (3, ["BYTES", "PASS"], 1, ["twin 0: why", "1 of 3 twins left no record."]),
+    ],
+)
+def test_twin_that_fails_or_is_missing_is_noted(
+    selected: int, verdicts: list[str], failed: int, noted: list[str]
+) -> None:
+    records = {str(i): twin(str(i), Outcome(verdict)) for i, verdict in enumerate(verdicts)}
+    of_run = Twins(selected=selected, records=records)
+    assert (len(of_run.failed), of_run.notes()) == (failed, noted)
 
 
 @pytest.mark.parametrize(
-    ("selected", "verdicts", "before", "after"),
-    [
-        (2, ["PASS", "PASS"], "EQUIVALENT", "EQUIVALENT"),
-        (2, ["PASS", "BYTES"], "EQUIVALENT", "NOT_EQUIVALENT"),
-        (3, ["PASS", "BYTES"], "INCOMPLETE", "NOT_EQUIVALENT"),
-        (3, ["PASS", "PASS"], "EQUIVALENT", "INCOMPLETE"),
-        (3, ["PASS", "PASS"], "NOT_EQUIVALENT", "NOT_EQUIVALENT"),
-        (0, [], "EQUIVALENT", "EQUIVALENT"),
-    ],
+    ("refuted", "messages", "verdict"),
+    [(False, [], "EQUIVALENT"), (False, ["m"], "INCOMPLETE"), (True, ["m"], "NOT_EQUIVALENT")],
 )
-def test_run_is_no_better_than_its_twins(selected: int, verdicts: list[str], before: str, after: str) -> None:
-    records = {str(i): twin(str(i), Outcome(verdict)) for i, verdict in enumerate(verdicts)}
-    of_run = Twins(selected=selected, records=records)
-    judged = of_run.judge(run_record(Verdict(before)))
-    assert judged.verdict == after
-    assert of_run.hold == (selected == len(verdicts) and "BYTES" not in verdicts)
-    assert bool(judged.messages) != of_run.hold
+def test_run_is_no_better_than_its_twins(refuted: bool, messages: list[str], verdict: str) -> None:
+    record = case_record("case", run_id="r")
+    plan = Plan(run_id="r", started="", cases={record.id: Outcome.PASS})
+    assert summarise(plan, {record.id: record}, messages, refuted=refuted).verdict == verdict
 
 
 LAYER = "synthetic-fp8-row-n41-k149"
