@@ -1,7 +1,7 @@
 """Which cases exist: the one source for parametrisation, CI jobs and the planned count. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, product
 
 from .spec import (
@@ -48,6 +48,8 @@ BACKENDS = {
         ),
     )
 }
+ALIAS = "alias"
+"""A twin's transport: other names for the same storage, in one process."""
 SEED = 20261130
 DECODER_LAYER = "model.layers.0"
 
@@ -292,6 +294,14 @@ def cases(
         for case in GROUPS[group](BACKENDS[device])
         if transport in (None, case.transport) and kernel in (None, case.kernel)
     ]
+
+
+def twins(
+    group: str, *, device: str = "cpu", transport: str | None = None, kernel: str | None = None
+) -> list[CaseSpec]:
+    """The layers of `cases`, each once: in one process, cases that differ in transport alone are the same."""
+    selected = cases(group, device=device, transport=transport, kernel=kernel)
+    return list(dict.fromkeys(replace(case, transport=ALIAS) for case in selected))
 
 
 def every_case() -> list[CaseSpec]:

@@ -38,13 +38,17 @@ def summarise(
     duration_s: float = 0.0,
     environment: dict[str, Any] | None = None,
     commands: dict[str, str] | None = None,
+    refuted: bool = False,
 ) -> RunRecord:
-    """The run's record: a planned case without evidence is INCOMPLETE, and so is a run with messages."""
+    """The run's record: a planned case without evidence is INCOMPLETE, and so is a run with messages.
+
+    `refuted` says that a difference was shown outside any case: in a twin.
+    """
     entries = [_entry(case_id, expected, records.get(case_id)) for case_id, expected in plan.cases.items()]
     counts = _counts(entries)
     return RunRecord(
         run_id=plan.run_id,
-        verdict=_verdict(counts, messages),
+        verdict=_verdict(counts, messages, refuted),
         scope=plan.scope,
         started=plan.started,
         duration_s=duration_s,
@@ -78,8 +82,8 @@ def _counts(entries: list[CaseEntry]) -> Counts:
     )
 
 
-def _verdict(counts: Counts, messages: list[str]) -> Verdict:
-    if counts.failed:
+def _verdict(counts: Counts, messages: list[str], refuted: bool) -> Verdict:
+    if counts.failed or refuted:
         return Verdict.NOT_EQUIVALENT
     # Refusals alone hold as they should, and show nothing equivalent.
     if counts.incomplete or messages or not counts.verified:

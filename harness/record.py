@@ -1,7 +1,8 @@
 """The evidence model: what a run leaves on disk, and its JSON schema.
 
 `run.json` holds a RunRecord; `evidence/<case-id>.json` holds a CaseRecord; `evidence.jsonl` holds
-all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
+all CaseRecords, one a line. Reports are rendered from these files and from nothing else. `twin.jsonl`
+holds a run's TwinRecords, one a line.
 """
 
 from enum import StrEnum
@@ -119,6 +120,34 @@ class CheckRecord(_Record):
         if self.verdict is Outcome.PASS and not self.evidence:
             raise ValueError(f"check {self.name!r} passes without evidence")
         return self
+
+
+class TwinRecord(_Record):
+    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`, of transport `alias`."""
+    transport: Literal["alias"] = "alias"
+    verdict: Outcome
+    detail: str = ""
+    """The check that does not hold, in a sentence; empty for PASS."""
+    compared: dict[str, int] = {}
+    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
+    kernels: list[str] = []
+    """Names of the kernels that ran, by the backend's own word."""
+    duration_ms: float
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "TwinRecord":
+        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
+            raise ValueError(f"twin of {self.id!r} passes without evidence")
+        return self
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
 
 
 class DaemonRecord(_Record):
