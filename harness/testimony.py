@@ -39,6 +39,7 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
     try:
         ready = message["ready"]
         kept = ("shape", "stride", "dtype", "sha256", "offset")
+        columns = [ready["manifest"]["entries"][name] for name in ("layer", "tensor", *kept)]
         return DaemonRecord(
             pid=pid,
             transport=transport,
@@ -47,11 +48,11 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
             key=ready["key"],
             tensors=[
                 TensorRecord(
-                    name=f"{entry['layer']}.{entry['tensor']}",
+                    name=f"{layer}.{tensor}",
                     allocation=ready["allocation"],
-                    **{name: entry[name] for name in kept},
+                    **dict(zip(kept, row, strict=True)),
                 )
-                for entry in ready["manifest"]["entries"]
+                for layer, tensor, *row in zip(*columns, strict=True)
             ],
         )
     except (KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 from loadproof.harness.cache.client import CacheClient
 from loadproof.harness.cache.key import Key
-from loadproof.harness.cache.manifest import view
+from loadproof.harness.cache.manifest import views
 
 
 def by_handles(channel: Connection) -> None:
@@ -35,7 +35,7 @@ def by_arena(channel: Connection, socket: Path, key: Key, transport: str) -> Non
     channel.recv_bytes()
     began = time.perf_counter()
     attached = CacheClient(socket).attach(key, transport)
-    tensors = [view(entry, attached.arena) for entry in attached.manifest.entries]
-    value = int(tensors[-1][0])
-    channel.send((time.perf_counter() - began, len(tensors), value))
+    held = views(attached.manifest, attached.arena)
+    value = int(held[attached.manifest.entries[-1].layer]["weight"][0])
+    channel.send((time.perf_counter() - began, len(held), value))
     channel.recv()
