@@ -44,12 +44,14 @@ def entry_points() -> dict[str, Callable[[Channel, dict[str, Any]], None]]:
 
 
 @functools.cache
-def prepare(device: str, kernel: str) -> None:
+def prepare(device: str, kernel: str, transformers: bool) -> None:
     """Before the fork: import and hash what the child would, so that the results come with it."""
     from .kernels import make_kernel
 
     if device == "cuda":
         importlib.import_module("cuda.bindings.driver")
+    if transformers:
+        importlib.import_module(f"{__package__}.models.work")
     # A child that needs what is missing says so itself, to whom it concerns.
     with suppress(LoadproofError):
         make_kernel(kernel).build_id()
@@ -136,14 +138,14 @@ def serve(server: socket.socket) -> None:
                 request, fds, _, _ = socket.recv_fds(server, 256, 2)
                 if not request:
                     return
-                device, kernel = json.loads(request)
+                needs = json.loads(request)
                 with suppress(ImportError):
-                    prepare(device, kernel)
-                pid = _fork(device, fds[0], fds[1], server)
+                    prepare(**needs)
+                pid = _fork(needs["device"], fds[0], fds[1], server)
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                main.send({"pid": pid})
+                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task"))})
     except Closed:
         pass
     finally:

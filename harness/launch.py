@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Needs:
     device: str
     """`cpu` or `cuda`."""
     kernel: str
+    transformers: bool = False
+    """Whether it builds a model; once imported, every later process has it too."""
 
 
 class Forkserver:
@@ -47,6 +49,7 @@ class Forkserver:
         self._server = _Server()
         self._scratch = make_scratch()
         self._spare: tuple[Needs, Child] | None = None
+        self._transformers = False
 
     def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> "Child":
         """Start a process life, `engine` or `daemon`, and hand it its job; its output goes to `stderr`.
@@ -55,6 +58,8 @@ class Forkserver:
             LaunchError: the server died meanwhile, or did not answer.
             OutputUnwritable: `stderr` cannot be made.
         """
+        self._transformers |= needs.transformers
+        needs = replace(needs, transformers=self._transformers)
         child = self._taken(needs, stderr) or self._spawned(needs, stderr)
         # One that is gone already is found dead by whoever waits for its first word.
         with suppress(Closed):
@@ -95,6 +100,9 @@ class _Server:
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
         settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # transformers asks for GPUs on import: by NVML, since CUDA must be untouched before a fork. And it
+        # looks for files in the folder that it is given, nowhere else.
+        settings |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1"}
         # A context with one hardware queue takes half the time, and the driver makes one after the other.
         queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | os.environ
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
@@ -125,13 +133,15 @@ class _Server:
         ours, theirs = socket.socketpair()
         with theirs, log:
             try:
-                request = json.dumps([needs.device, needs.kernel]).encode()
+                request = json.dumps(asdict(needs)).encode()
                 socket.send_fds(self._socket, [request], [theirs.fileno(), log.fileno()])
             except OSError as error:
                 raise self._silent(error) from error
             seconds = EXIT_SECONDS if needs in self._prepared else PREPARE_SECONDS
             while "pid" not in (reply := self._receive(seconds)):
                 self._exits[reply["exited"]] = reply["status"]
+        if reply["threads"] != 1:
+            raise self._threaded(reply["threads"])
         self._prepared.add(needs)
         # Messages are in order: an exit noted under this pid is an earlier process's.
         self._exits.pop(reply["pid"], None)
@@ -175,14 +185,18 @@ class _Server:
             remedy="Run `python -c 'import torch'` to see whether torch imports here; see who killed it.",
         )
 
+    @staticmethod
+    def _threaded(found: object) -> LaunchError:
+        return LaunchError(
+            "forkserver",
+            expected="torch, engine and daemon imported, and one thread",
+            found=found,
+            remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
+        )
+
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
-            raise LaunchError(
-                "forkserver",
-                expected="torch, engine and daemon imported, and one thread",
-                found=f"{ready['modules']} and {ready['threads']} threads",
-                remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
-            )
+            raise self._threaded(f"{ready['modules']} and {ready['threads']} threads")
 
 
 class Child:

@@ -118,7 +118,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "boolean-offset": entry_set(0, offset=False),
     "fractional-offset": entry_set(0, offset=0.0),
     "empty": lambda manifest: [column.clear() for column in manifest["entries"].values()],
-    "no-layouts": lambda manifest: manifest.update(layers=[], layouts={n: [] for n in manifest["layouts"]}),
+    "layout-of-no-tensors": lambda manifest: manifest.update(layers=["other"]),
     "columns-of-two-lengths": lambda manifest: manifest["entries"]["offset"].pop(),
     "probe-page-outside": lambda manifest: manifest.update(arena_bytes=manifest["probe_offset"]),
     "field-missing": lambda manifest: manifest.pop("probe_offset"),

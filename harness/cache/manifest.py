@@ -3,16 +3,17 @@
 import functools
 import math
 import reprlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..errors import BadManifest
 from ..formats import Layout, ProcessedLayer, TensorLayout
+from ..model_spec import PlainTensor
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_bytes, sha256
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
@@ -23,6 +24,7 @@ class Entry:
     """One tensor in the arena."""
 
     layer: str
+    """Name of a processed layer, or path of a module whose tensors are served as they are."""
     tensor: str
     """`weight`, `weight_scale`, `input_scale` or `bias`."""
     dtype: str
@@ -48,7 +50,7 @@ class Manifest:
     probe_offset: int
     entries: tuple[Entry, ...]
     layouts: dict[str, Layout]
-    """By layer name."""
+    """By layer name; a module whose tensors are served as they are has none."""
 
     def to_json(self) -> dict[str, Any]:
         """In columns, so that a manifest of many tensors is read in few steps."""
@@ -101,8 +103,8 @@ class Manifest:
             raise _bad(
                 "probe page", f"{PROBE_BYTES} bytes before the end {self.arena_bytes}", self.probe_offset
             )
-        if {e.layer for e in self.entries} != set(self.layouts):
-            raise _bad("layouts", "one for each layer with tensors", sorted(self.layouts))
+        if not self.layouts.keys() <= {entry.layer for entry in self.entries}:
+            raise _bad("layouts", "of layers with tensors only", sorted(self.layouts))
 
 
 def _bad(where: str, expected: object, found: object) -> BadManifest:
@@ -230,7 +232,20 @@ def place(layers: Mapping[str, Mapping[str, TensorLayout]]) -> Placement:
     return Placement(offsets=offsets, layouts=layouts, data_bytes=end)
 
 
-def fill(arena: Arena, placement: Placement, layers: Iterable[ProcessedLayer]) -> Manifest:
+class Served(Protocol):
+    """What `fill` takes: a processed layer, or tensors that are served as they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def layout(self) -> Layout | None: ...
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]: ...
+
+
+def fill(arena: Arena, placement: Placement, layers: Iterable[Served]) -> Manifest:
     """Copy the tensors to their places, freeze the arena, and describe it.
 
     Args:
@@ -242,10 +257,11 @@ def fill(arena: Arena, placement: Placement, layers: Iterable[ProcessedLayer]) -
         BadManifest: a tensor is not as it was placed, or one is missing.
     """
     entries: list[Entry] = []
-    layouts = {}
+    layouts: dict[str, Layout] = {}
     for layer in layers:
-        layouts[layer.spec.name] = layer.layout
-        entries += [_written(arena, placement, layer.spec.name, *item) for item in layer.tensors.items()]
+        if layer.layout is not None:
+            layouts[layer.name] = layer.layout
+        entries += [_written(arena, placement, layer.name, *item) for item in layer.tensors.items()]
         del layer
         give_back_freed_memory()
     entries.sort(key=lambda entry: placement.offsets[entry.name])
@@ -282,7 +298,7 @@ def views(manifest: Manifest, attachment: Attachment) -> Views:
     """Every tensor of the manifest, over the daemon's memory; nothing is copied."""
     whole = attachment.read(0, manifest.probe_offset)
     typed = {entry.dtype: whole.view(dtype_of(entry.dtype)) for entry in manifest.entries}
-    held: Views = {layer: {} for layer in manifest.layouts}
+    held: Views = defaultdict(dict)
     for entry in manifest.entries:
         start = entry.offset // _itemsize(entry.dtype)
         held[entry.layer][entry.tensor] = typed[entry.dtype].as_strided(entry.shape, entry.stride, start)
@@ -295,8 +311,28 @@ def restore(manifest: Manifest, held: Views, layer: LayerSpec) -> ProcessedLayer
     Raises:
         BadManifest: the daemon does not hold this layer.
     """
-    if layer.name not in manifest.layouts:
-        raise _bad(
-            layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent"
-        )
-    return ProcessedLayer(spec=layer, layout=manifest.layouts[layer.name], tensors=held[layer.name])
+    layout = manifest.layouts.get(layer.name)
+    if layout is None:
+        processed = ", ".join(sorted(manifest.layouts))
+        raise _bad(layer.name, f"a layer that the daemon holds ({processed})", "absent")
+    return ProcessedLayer(spec=layer, layout=layout, tensors=held[layer.name])
+
+
+def restore_plain(manifest: Manifest, held: Views, wanted: Sequence[PlainTensor]) -> dict[str, torch.Tensor]:
+    """By name, the tensors that are served as they are, of these views.
+
+    Raises:
+        BadManifest: the daemon does not hold one, or holds it in another dtype or shape.
+    """
+    served = {
+        f"{module}.{name}": tensor
+        for module, tensors in held.items()
+        if module not in manifest.layouts
+        for name, tensor in tensors.items()
+    }
+    for plain in wanted:
+        tensor = served.get(plain.name)
+        found = None if tensor is None else (dtype_name(tensor.dtype), tuple(tensor.shape))
+        if found != (plain.dtype, plain.shape):
+            raise _bad(plain.name, f"{plain.dtype} {list(plain.shape)}", found or "absent")
+    return {plain.name: served[plain.name] for plain in wanted}

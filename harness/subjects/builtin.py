@@ -21,4 +21,5 @@ class BuiltinSubject:
 
     def start_engine(self, job: EngineJob, stderr: Path) -> Child:
         """Start an engine life and hand it its job."""
-        return self._forkserver.start("engine", job.to_json(), Needs(job.device, job.kernel), stderr)
+        needs = Needs(job.device, job.kernel, transformers=bool(job.new_tokens))
+        return self._forkserver.start("engine", job.to_json(), needs, stderr)
