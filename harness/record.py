@@ -4,6 +4,8 @@
 all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
 """
 
+import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -68,6 +70,12 @@ class OutputRecord(_Record):
     sha256: str
 
 
+def manifest_digest(digests: Mapping[str, str]) -> str:
+    """One sha256 for tensor names and their sha256, in whatever order they come."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
 class DigestRecord(_Record):
     name: str
     sha256: str
@@ -102,6 +110,10 @@ class RouteRecord(_Record):
     kernels: list[str] = []
     """Names of the kernels that ran."""
     tensors: list[TensorRecord] = []
+    weights: dict[str, str] = {}
+    """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
+    memory_bytes: dict[str, int] = {}
+    """Memory in use on the GPU by moment, e.g. `before` and `loaded`; empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 
@@ -178,6 +190,28 @@ class CaseRecord(_Record):
         return self.verdict is self.expected
 
 
+class ControlRecord(_Record):
+    """A negative control: a defect planted on purpose, and whether the check meant for it said so."""
+
+    name: str
+    """The defect, as in `harness.defects`."""
+    plants: str
+    """What it does, in one sentence."""
+    case_id: str
+    check: str
+    """The check that must catch it."""
+    due: Outcome
+    """What this check must say."""
+    said: Outcome
+    """What it said."""
+    detail: str
+
+    @property
+    def caught(self) -> bool:
+        """True when the check gave the verdict that it must."""
+        return self.said is self.due
+
+
 class Counts(_Record):
     planned: int
     verified: int
@@ -214,4 +248,6 @@ class RunRecord(_Record):
     """`run`: the command that repeats the whole run."""
     messages: list[str] = []
     """What went wrong outside any case: a killed worker, an interrupted run."""
+    controls: list[ControlRecord] = []
+    """The negative controls that ran with the cases."""
     cases: list[CaseEntry]

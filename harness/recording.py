@@ -2,7 +2,15 @@
 
 from .checks import case_verdict, run_checks
 from .observation import CaseObservation, RouteObservation
-from .record import CaseRecord, DigestRecord, OutputRecord, RouteRecord, TensorRecord, WitnessRecord
+from .record import (
+    CaseRecord,
+    DigestRecord,
+    OutputRecord,
+    RouteRecord,
+    TensorRecord,
+    WitnessRecord,
+    manifest_digest,
+)
 from .runner import ProofRequest
 from .tensor_bytes import dtype_name, sha256
 
@@ -54,5 +62,16 @@ def _route_record(seen: RouteObservation) -> RouteRecord:
         ],
         kernels=said.get("kernels", []),
         tensors=[TensorRecord(**t) for t in said.get("tensors", [])],
+        weights=_weights(seen),
+        memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,
     )
+
+
+def _weights(seen: RouteObservation) -> dict[str, str]:
+    moments = {
+        "held": {t["name"]: t["sha256"] for t in seen.reported.get("tensors", [])},
+        "after": seen.reported.get("tensors_after", {}),
+        "daemon": seen.daemon_digests or {},
+    }
+    return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}
