@@ -1,7 +1,9 @@
 """A run folder, read and checked: the only input of every report."""
 
+import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ _Model = TypeVar("_Model", RunRecord, CaseRecord, Plan)
 UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A run as its folder holds it; `cases` follow the order of `record.cases`."""
 
@@ -24,6 +26,14 @@ class Run:
     cases: tuple[CaseRecord, ...]
     folder: Path
     """Where it was read; never part of a report."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of all that reports are made from, independent of file layout."""
+        digest = hashlib.sha256()
+        for part in (self.record, *self.cases):
+            digest.update(part.model_dump_json().encode() + b"\n")
+        return digest.hexdigest()
 
 
 def load_run(path: Path) -> Run:
