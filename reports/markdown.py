@@ -29,6 +29,7 @@ def render_markdown(run: Run) -> str:
         f"Environment: {_environment(run.record)}",
         _commands(run),
         f"Evidence sha256: `{evidence_sha256(run)}`",
+        *([f"Evidence head (`loadproof verify`): `{run.record.chain.head}`"] if run.record.chain else []),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
