@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from .outcome import Outcome
-from .record import CaseEntry, CaseRecord, Counts, RunRecord, Scope, Verdict
+from .record import CaseEntry, CaseRecord, Counts, RunRecord, Scope, ShardRecord, Verdict
 
 PLAN_FILE = "planned.json"
 """In a run's folder from the selection of its cases until the run has ended in order."""
@@ -23,6 +23,8 @@ class Plan(BaseModel):
     cases: dict[str, Outcome]
     """Case id to expected outcome, in order."""
     scope: Scope = "cpu-default"
+    shard: ShardRecord | None = None
+    """The part of a larger plan that these cases are."""
 
 
 def evidence_file(case_id: str) -> str:
@@ -52,6 +54,7 @@ def summarise(
         environment=environment or {},
         commands=commands or {},
         messages=list(messages),
+        shard=plan.shard,
         cases=entries,
     )
 

@@ -7,21 +7,21 @@ all CaseRecords, one a line. Reports are rendered from these files and from noth
 import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .errors import LoadproofError
 from .outcome import Outcome
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 Scope = Literal["gpu", "cpu-default"]
 """What a run can speak of; the CPU default says nothing of CUDA IPC or CUTLASS."""
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Verdict(StrEnum):
@@ -151,7 +151,7 @@ class DaemonRecord(_Record):
 
 
 class CaseRecord(_Record):
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     case: dict[str, Any]
     """`CaseSpec.describe()`."""
@@ -231,10 +231,42 @@ class CaseEntry(_Record):
     expected: Outcome
     file: str | None
     """Path below the run's folder; None when there is no evidence."""
+    sha256: str | None = None
+    """Digest of the evidence's canonical JSON; None when there is no evidence."""
+
+
+class ChainRecord(_Record):
+    """What `loadproof verify` holds a run against; see `harness/chain.py`."""
+
+    facts: dict[str, str]
+    """For each field of `run.json` but `cases` and `chain`: the digest of its canonical JSON."""
+    cases: str
+    """End of the chain over the entries of `cases`, in their order."""
+    head: str
+    """Digest of `facts` and `cases`: one figure for the whole run."""
+
+
+class ShardRecord(_Record):
+    """Which part of a plan a run covers."""
+
+    index: int
+    """From 1."""
+    count: int
+    plan: str
+    """Digest of the whole plan: the ordered cases of all shards."""
+
+
+class MergedRecord(_Record):
+    """A shard that a merged run is made of."""
+
+    index: int
+    run_id: str
+    head: str | None
+    """Head of the shard's own chain; None where it did not end in order."""
 
 
 class RunRecord(_Record):
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     verdict: Verdict
     scope: Scope
@@ -250,4 +282,10 @@ class RunRecord(_Record):
     """What went wrong outside any case: a killed worker, an interrupted run."""
     controls: list[ControlRecord] = []
     """The negative controls that ran with the cases."""
+    shard: ShardRecord | None = None
+    """None where the run covers its whole plan."""
+    merged: list[MergedRecord] = []
+    """The shards that the run was merged from."""
     cases: list[CaseEntry]
+    chain: ChainRecord | None = None
+    """None where the run did not end in order."""

@@ -52,14 +52,10 @@ def render_html(run: Run) -> str:
 
 
 def _digest(run: Run) -> dict[str, object]:
-    """What a page says of the evidence that it was made from; `evidence-digest` in the page."""
+    """The island `evidence-digest`, which `loadproof verify` reads; no head where the run was not sealed."""
     record = run.record
-    return {
-        "run_id": record.run_id,
-        "schema_version": record.schema_version,
-        "cases": len(run.cases),
-        "sha256": run.sha256,
-    }
+    head = record.chain.head if record.chain else ""
+    return {"run_id": record.run_id, "schema_version": record.schema_version, "head": head}
 
 
 @cache

@@ -29,34 +29,37 @@ class Run:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of all that reports are made from, independent of file layout."""
-        digest = hashlib.sha256()
-        for part in (self.record, *self.cases):
-            digest.update(part.model_dump_json().encode() + b"\n")
-        return digest.hexdigest()
+        """The head of the digest chain, or of all records where the run was never sealed."""
+        if self.record.chain:
+            return self.record.chain.head
+        records = [part.model_dump(mode="json") for part in (self.record, *self.cases)]
+        text = json.dumps(records, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_run(path: Path) -> Run:
     """Read `run.json` and the evidence beside it; raises InvalidInput unless they fit together.
 
-    A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE.
+    A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE. `path` is the run's
+    folder, or its `evidence.jsonl`.
     """
-    plan = path / PLAN_FILE
-    if plan.is_file() and not (path / "run.json").exists():
-        by_id = _evidence(path, (unended := _parse(Plan, _text(plan), PLAN_FILE)).run_id)
+    folder = path.parent if path.suffix == ".jsonl" else path
+    plan = folder / PLAN_FILE
+    if plan.is_file() and not (folder / "run.json").exists():
+        by_id = _evidence(path, (unended := parse(Plan, read_text(plan), PLAN_FILE)).run_id)
         record = summarise(unended, by_id, [UNENDED])
     else:
-        record = _parse(RunRecord, _text(path / "run.json"), "run.json")
+        record = parse(RunRecord, read_text(folder / "run.json"), "run.json")
         by_id = _evidence(path, record.run_id)
     _require_consistent(record, by_id)
     cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
-    return Run(record=record, cases=cases, folder=path)
+    return Run(record=record, cases=cases, folder=folder)
 
 
 def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
     by_id: dict[str, CaseRecord] = {}
     for where, text in _evidence_texts(path):
-        case = _parse(CaseRecord, text, where)
+        case = parse(CaseRecord, text, where)
         _require_usable(case, run_id, where)
         if case.id in by_id:
             raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
@@ -66,17 +69,23 @@ def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
 
 def _evidence_texts(path: Path) -> list[tuple[str, str]]:
     """Every case record's text with the name to blame: the single files, or else `evidence.jsonl`."""
+    if path.suffix == ".jsonl":
+        return line_texts(path)
     files = sorted((path / "evidence").glob("*.json"))
     if files:
-        return [(f"evidence/{file.name}", _text(file)) for file in files]
-    lines_file = path / "evidence.jsonl"
-    if not lines_file.is_file():
-        return []
-    lines = _text(lines_file).split("\n")
-    return [(f"evidence.jsonl line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+        return [(f"evidence/{file.name}", read_text(file)) for file in files]
+    lines = path / "evidence.jsonl"
+    return line_texts(lines) if lines.is_file() else []
 
 
-def _text(path: Path) -> str:
+def line_texts(path: Path) -> list[tuple[str, str]]:
+    """The text of each record in an `evidence.jsonl`, with the name to blame."""
+    lines = read_text(path).split("\n")
+    return [(f"{path.name} line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_text(path: Path) -> str:
+    """A file of the run; raises InvalidInput."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,15 +93,16 @@ def _text(path: Path) -> str:
         raise _invalid(path, "a readable UTF-8 file", reason) from error
 
 
-def _parse(model: type[_Model], text: str, where: str) -> _Model:
+def parse(model: type[_Model], text: str, where: str) -> _Model:
+    """A record of this schema version; raises InvalidInput that blames `where`."""
     try:
         data = json.loads(text)
     except ValueError as error:
         raise _invalid(where, "JSON", str(error)) from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        expected, remedy = f"schema_version up to {SCHEMA_VERSION}", "Use a newer loadproof."
-        raise InvalidInput(where, expected=expected, found=version, remedy=remedy)
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        remedy = f"Use {'a newer' if version > SCHEMA_VERSION else 'an older'} loadproof."
+        raise InvalidInput(where, expected=f"schema_version {SCHEMA_VERSION}", found=version, remedy=remedy)
     try:
         return model.model_validate(data)
     except ValidationError as error:

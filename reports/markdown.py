@@ -29,7 +29,7 @@ def render_markdown(run: Run) -> str:
         _table(cases_in_order(run)),
         f"Environment: {_environment(run.record)}",
         _commands(run),
-        f"Evidence sha256: `{run.sha256}`",
+        _evidence(run),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
@@ -108,6 +108,12 @@ def _environment(record: RunRecord) -> str:
     facts = [f"{escape(name)} {escape(value)}" for name, value in flatten(found)]
     notice = "{} more facts in report.html"
     return _within(facts, len(facts), _PART_BYTES, notice, joint="; ") or "not recorded"
+
+
+def _evidence(run: Run) -> str:
+    if chain := run.record.chain:
+        return f"Evidence sha256, to be held against `loadproof verify`: `{chain.head}`"
+    return f"Evidence sha256, of a run that was not sealed: `{run.sha256}`"
 
 
 def _commands(run: Run) -> str:

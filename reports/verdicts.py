@@ -7,7 +7,7 @@ where both do.
 from dataclasses import dataclass
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, CheckRecord, RouteRecord, manifest_digest
+from loadproof.harness.record import CaseRecord, RouteRecord, manifest_digest
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES, Route
 
 PARTS = {"outputs": "outputs_exact", "shared": "pointers_shared", "contents": "contents_preserved"}
@@ -45,81 +45,104 @@ def route_verdicts(case: CaseRecord | None) -> dict[str, RouteVerdicts]:
     """By route, in the routes' order; INCOMPLETE where nothing was recorded."""
     if case is None:
         return dict.fromkeys((route.name for route in ROUTES), _NOTHING)
-    checks = {check.name: check for check in case.checks}
-    ended = {route.outcome for route in case.routes.values()}
-    served = {t.name: (t.allocation, t.offset) for t in case.daemon.tensors}
-    manifest = manifest_digest({t.name: t.sha256 for t in case.daemon.tensors})
+    outputs = _agreed(_outputs(case), PARTS["outputs"], case)
+    shared = _agreed(_shared(case), PARTS["shared"], case)
+    contents = _agreed(_contents(case), PARTS["contents"], case)
+    return {
+        route.name: RouteVerdicts(
+            _outcome(route, case.routes[route.name]),
+            outputs[route.name],
+            shared[route.name],
+            contents[route.name],
+        )
+        if route.name in case.routes
+        else _NOTHING
+        for route in ROUTES
+    }
+
+
+_ByRoute = dict[str, Outcome]
+
+
+def _outcome(route: Route, found: RouteRecord) -> Outcome:
+    if found.outcome is Outcome.PASS and found.route_taken != route.must_observe:
+        return Outcome.WRONG_ROUTE
+    return found.outcome
+
+
+def _outputs(case: CaseRecord) -> _ByRoute:
     reference = case.routes.get(REFERENCE_ROUTE.name)
+    wanted = [(o.sha256, o.dtype, o.shape) for o in reference.outputs] if reference else []
+    verdicts = {}
+    for name, route in case.routes.items():
+        found = [(o.sha256, o.dtype, o.shape) for o in route.outputs]
+        if not wanted or len(found) != len(wanted):
+            verdicts[name] = Outcome.INCOMPLETE
+        elif found == wanted:
+            verdicts[name] = Outcome.PASS
+        elif any(ours[2] != theirs[2] for ours, theirs in zip(found, wanted, strict=True)):
+            verdicts[name] = Outcome.SHAPE
+        elif any(ours[1] != theirs[1] for ours, theirs in zip(found, wanted, strict=True)):
+            verdicts[name] = Outcome.DTYPE
+        else:
+            verdicts[name] = Outcome.BYTES
+    return verdicts
+
+
+def _shared(case: CaseRecord) -> _ByRoute:
+    served = {t.name: (t.allocation, t.offset) for t in case.daemon.tensors}
     verdicts = {}
     for route in ROUTES:
         found = case.routes.get(route.name)
         if found is None:
-            verdicts[route.name] = _NOTHING
             continue
-        outcome = found.outcome
-        if outcome is Outcome.PASS and found.route_taken != route.must_observe:
-            outcome = Outcome.WRONG_ROUTE
-        shown = (
-            _outputs(found, reference),
-            _shared(route, found, served, case.daemon.allocation),
-            _contents(route, found, manifest),
-        )
-        parts = (
-            _agreed(own, checks.get(check), route, ended)
-            for own, check in zip(shown, PARTS.values(), strict=True)
-        )
-        verdicts[route.name] = RouteVerdicts(outcome, *parts)
+        if route.shares:
+            held = {t.name: (t.allocation, t.offset) for t in found.tensors}
+            due = held == served and found.witness.probe
+        else:
+            due = all(t.allocation != case.daemon.allocation for t in found.tensors)
+        verdicts[route.name] = _decided(due, Outcome.NOT_SHARED) if found.tensors else Outcome.INCOMPLETE
     return verdicts
 
 
-def _outputs(found: RouteRecord, reference: RouteRecord | None) -> Outcome:
-    if reference is None or not found.outputs or len(found.outputs) != len(reference.outputs):
-        return Outcome.INCOMPLETE
-    # Nearly always so, and cheaper than comparing records.
-    if found is reference or [o.sha256 for o in found.outputs] == [o.sha256 for o in reference.outputs]:
-        return _kinds(found, reference)
-    return Outcome.BYTES if (kinds := _kinds(found, reference)) is Outcome.PASS else kinds
+def _contents(case: CaseRecord) -> _ByRoute:
+    manifest = manifest_digest({t.name: t.sha256 for t in case.daemon.tensors})
+    verdicts = {}
+    for route in ROUTES:
+        found = case.routes.get(route.name)
+        if found is None:
+            continue
+        due = _MOMENTS_SHARED if route.shares else _MOMENTS
+        if not found.weights:
+            # Evidence from before these digests were kept has the check's word alone.
+            verdicts[route.name] = Outcome.PASS if found.tensors else Outcome.INCOMPLETE
+        elif not due <= found.weights.keys():
+            verdicts[route.name] = Outcome.INCOMPLETE
+        else:
+            wanted = manifest if route.shares else found.weights["held"]
+            unchanged = all(seen == wanted for seen in found.weights.values())
+            verdicts[route.name] = _decided(unchanged, Outcome.MUTATED)
+    return verdicts
 
 
-def _kinds(found: RouteRecord, reference: RouteRecord) -> Outcome:
-    pairs = list(zip(found.outputs, reference.outputs, strict=True))
-    if any(ours.shape != theirs.shape for ours, theirs in pairs):
-        return Outcome.SHAPE
-    return Outcome.DTYPE if any(ours.dtype != theirs.dtype for ours, theirs in pairs) else Outcome.PASS
+_MOMENTS = frozenset({"held", "after"})
+_MOMENTS_SHARED = _MOMENTS | {"daemon"}
 
 
-def _shared(
-    route: Route, found: RouteRecord, served: dict[str, tuple[str, int]], allocation: str
-) -> Outcome:
-    if not found.tensors:
-        return Outcome.INCOMPLETE
-    if not route.shares:
-        apart = all(t.allocation != allocation for t in found.tensors)
-        return Outcome.PASS if apart else Outcome.NOT_SHARED
-    held = {t.name: (t.allocation, t.offset) for t in found.tensors}
-    return Outcome.PASS if held == served and found.witness.probe else Outcome.NOT_SHARED
+def _decided(holds: bool, otherwise: Outcome) -> Outcome:
+    return Outcome.PASS if holds else otherwise
 
 
-def _contents(route: Route, found: RouteRecord, manifest: str) -> Outcome:
-    # Evidence from before these digests were kept has the check's word alone.
-    if not found.weights:
-        return Outcome.PASS if found.tensors else Outcome.INCOMPLETE
-    due = {"held", "after", "daemon"} if route.shares else {"held", "after"}
-    if not due <= found.weights.keys():
-        return Outcome.INCOMPLETE
-    wanted = manifest if route.shares else found.weights["held"]
-    return Outcome.PASS if all(seen == wanted for seen in found.weights.values()) else Outcome.MUTATED
-
-
-def _agreed(own: Outcome, check: CheckRecord | None, route: Route, ended: set[Outcome]) -> Outcome:
-    """What the record shows of this route, or the check's word where that says otherwise of it."""
+def _agreed(own: _ByRoute, name: str, case: CaseRecord) -> _ByRoute:
+    """What the record shows of each route, or the check's word of a route where that says otherwise."""
+    check = next((check for check in case.checks if check.name == name), None)
     if check is None:
-        return Outcome.INCOMPLETE
-    if own is not Outcome.PASS or check.verdict is Outcome.PASS:
+        return dict.fromkeys(own, Outcome.INCOMPLETE)
+    if check.verdict is Outcome.PASS:
         return own
     named = check.evidence.get("route")
-    if named == route.name:
-        return check.verdict
-    # Of another route, or because another one did not run; otherwise it may well be meant for this one.
-    elsewhere = named is not None or check.verdict in ended
-    return own if elsewhere else Outcome.INCOMPLETE
+    if named in own:
+        return own | ({named: check.verdict} if own[named] is Outcome.PASS else {})
+    # It names no route: either the record shows which, or another route's end is what it tells of.
+    explained = any(verdict is not Outcome.PASS for verdict in own.values())
+    return own if explained else dict.fromkeys(own, Outcome.INCOMPLETE)
