@@ -4,13 +4,13 @@ The same functions fill the page for cases shown in full and the compressed deta
 """
 
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from dataclasses import dataclass
 
 from loadproof.harness.record import CaseRecord, RouteRecord, TensorRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .pointers import letters_of
-from .text import scalar, short_hash, short_symbol, size
+from .text import scalar, short_symbol, size
 
 NOT_RECORDED = "nothing recorded"
 
@@ -32,7 +32,7 @@ def case_lines(case: CaseRecord) -> list[str]:
     return [
         " · ".join(layer),
         f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
-        "\n".join(f"{c.name} {c.verdict}: {_figures(c.evidence)}" for c in case.checks),
+        "\n".join(f"{c.name} {c.verdict.value}: {_figures(c.evidence)}" for c in case.checks),
         f"pid {scalar(daemon.pid)}, exit {scalar(daemon.exit)}, arena {size(daemon.arena_bytes)} at "
         f"{daemon.allocation or 'no address'}, {len(daemon.tensors)} tensors served",
     ]
@@ -49,7 +49,9 @@ def _figures(evidence: dict[str, object]) -> str:
 def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
     """One list a label, with the text of each route."""
     routes = [case.routes.get(route.name) for route in ROUTES]
-    return [[NOT_RECORDED if r is None else ROUTE_FACTS[label](case, r) for r in routes] for label in labels]
+    reference = case.routes.get(REFERENCE_ROUTE.name)
+    about = _About(letters_of(case), reference, {o.m: o.sha256 for o in reference.outputs} if reference else {})
+    return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
 
 
 def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
@@ -58,15 +60,25 @@ def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
     return [label for label in ROUTE_FACTS if measured or label != MEMORY]
 
 
-def _engine(case: CaseRecord, route: RouteRecord) -> str:
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the facts of each route of a case are set against."""
+
+    letters: dict[str, str]
+    reference: RouteRecord | None
+    wanted: dict[int, str]
+    """The reference's outputs: M to sha256."""
+
+
+def _engine(about: _About, route: RouteRecord) -> str:
     return f"pid {scalar(route.pid)}, exit {scalar(route.exit)}"
 
 
-def _files(case: CaseRecord, route: RouteRecord) -> str:
+def _files(about: _About, route: RouteRecord) -> str:
     return (", ".join(route.witness.files_opened) or "none") + (" (decoys)" if route.witness.decoy else "")
 
 
-def _mapped(case: CaseRecord, route: RouteRecord) -> str:
+def _mapped(about: _About, route: RouteRecord) -> str:
     seen = route.witness
     if not seen.mapped_bytes:
         return "nothing"
@@ -74,50 +86,49 @@ def _mapped(case: CaseRecord, route: RouteRecord) -> str:
     return f"{size(seen.mapped_bytes)} of daemon {scalar(seen.daemon_pid)}\nnonce {nonce}"
 
 
-def _outputs(case: CaseRecord, route: RouteRecord) -> str:
-    reference = case.routes.get(REFERENCE_ROUTE.name)
-    base = {o.m: o.sha256 for o in reference.outputs} if reference and reference is not route else {}
-    lines = (
-        f"{_mark(o.sha256, base.get(o.m))}M {o.m} {short_hash(o.sha256)}"
-        for o in sorted(route.outputs, key=attrgetter("m"))
-    )
-    return "\n".join(lines) or "none"
+def _outputs(about: _About, route: RouteRecord) -> str:
+    found = {output.m: output.sha256 for output in route.outputs}
+    if found and found == about.wanted and route is not about.reference:
+        return f"✓ the same on all {len(found)}"
+    marks = {m: "" if route is about.reference else _mark(about, m, digest) for m, digest in found.items()}
+    return "\n".join([f"{marks[m]}M {m} {found[m][:12]}" for m in sorted(found)]) or "none"
 
 
-def _mark(digest: str, base: str | None) -> str:
-    return "" if base is None else "✓ " if digest == base else "✗ "
+def _mark(about: _About, m: int, digest: str) -> str:
+    return "✓ " if about.wanted.get(m) == digest else "✗ "
 
 
-def _weights(case: CaseRecord, route: RouteRecord) -> str:
-    return "\n".join(f"{moment} {short_hash(digest)}" for moment, digest in route.weights.items()) or "none"
+def _weights(about: _About, route: RouteRecord) -> str:
+    found = set(route.weights.values())
+    if len(found) == 1:
+        return f"{', '.join(route.weights)}:\n{found.pop()[:12]}"
+    return "\n".join([f"{moment} {digest[:12]}" for moment, digest in route.weights.items()]) or "none"
 
 
-def _places(case: CaseRecord, route: RouteRecord) -> str:
-    letters = letters_of(case)
-    return "\n".join(_place(tensor, letters) for tensor in route.tensors) or "none"
+def _places(about: _About, route: RouteRecord) -> str:
+    return "\n".join([_place(tensor, about.letters) for tensor in route.tensors]) or "none"
 
 
 def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
-    where = letters.get(tensor.allocation)
-    name = tensor.name.rpartition(".")[2]
+    where, name = letters.get(tensor.allocation), tensor.name.rpartition(".")[2]
     return f"{name} {where} + {tensor.offset:,}" if where else f"{name} own memory"
 
 
-def _kernels(case: CaseRecord, route: RouteRecord) -> str:
+def _kernels(about: _About, route: RouteRecord) -> str:
     return "\n".join(dict.fromkeys(short_symbol(kernel) for kernel in route.kernels)) or "none"
 
 
-def _times(case: CaseRecord, route: RouteRecord) -> str:
-    return "\n".join(f"{phase} {ms:.1f} ms" for phase, ms in route.timings_ms.items()) or "none"
+def _times(about: _About, route: RouteRecord) -> str:
+    return "\n".join([f"{phase} {ms:.1f} ms" for phase, ms in route.timings_ms.items()]) or "none"
 
 
-def _memory(case: CaseRecord, route: RouteRecord) -> str:
+def _memory(about: _About, route: RouteRecord) -> str:
     return "\n".join(f"{moment} {size(count)}" for moment, count in route.memory_bytes.items()) or "none"
 
 
 MEMORY = "Memory in use"
-ROUTE_FACTS: dict[str, Callable[[CaseRecord, RouteRecord], str]] = {
-    "Way seen": lambda case, route: route.route_taken,
+ROUTE_FACTS: dict[str, Callable[[_About, RouteRecord], str]] = {
+    "Way seen": lambda about, route: route.route_taken,
     "Weight files opened": _files,
     "Mapped": _mapped,
     "Outputs, sha256": _outputs,

@@ -41,7 +41,7 @@ def heat_map(grid: dict[str, Any]) -> HeatMap:
     return HeatMap(
         uri=_png(levels),
         width=across * scale,
-        height=down * scale,
+        height=down * max(scale, min(24, SIDE // (3 * down))),
         rows=grid["rows"],
         columns=grid["columns"],
         block=f"{high} × {wide}",

@@ -10,7 +10,7 @@ from .figures import Figure, median_times, timeline
 from .finding import Finding, finding_of
 from .islands import CHUNK, detail_chunks, facets, json_island
 from .load import Run
-from .rows import Row, row_of
+from .rows import rows_html
 from .view import CaseView, cases_in_order
 
 FULL_FAILING = 50
@@ -43,7 +43,7 @@ class Group:
 class Page:
     """The parts of the report."""
 
-    rows: list[Row]
+    rows: Markup
     failing: list[Failing]
     """At most FULL_FAILING."""
     failing_left_out: int
@@ -68,9 +68,8 @@ def page_of(run: Run) -> Page:
     groups = _groups(failing)
     labels = labels_for(run.cases)
     chunks = detail_chunks(cases, labels, DETAIL_BYTES)
-    rows = [row_of(case, case.id in in_full) for case in cases]
     return Page(
-        rows=rows,
+        rows=rows_html(cases, in_full),
         failing=failing[:FULL_FAILING],
         failing_left_out=max(0, len(failing) - FULL_FAILING),
         groups=groups[:SHOWN_GROUPS],

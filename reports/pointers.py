@@ -56,8 +56,9 @@ def pointer_table(case: CaseRecord) -> PointerTable:
 
 def letters_of(case: CaseRecord) -> dict[str, str]:
     """Each allocation that the daemon serves from, with its letter."""
-    identities = (i for i in (case.daemon.allocation, *(t.allocation for t in case.daemon.tensors)) if i)
-    return dict(zip(dict.fromkeys(identities), _letter_names(), strict=False))
+    found = dict.fromkeys([case.daemon.allocation, *[t.allocation for t in case.daemon.tensors]])
+    found.pop("", None)
+    return dict(zip(found, _letter_names(), strict=False))
 
 
 def _letter_names() -> Iterator[str]:

@@ -7,7 +7,8 @@ from functools import lru_cache
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides and lone surrogates."""
 _ANSI = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
-_HOME = re.compile(r"/(?:home|Users)/[^/\s:\"']+|(?<![\w.])/root(?=/)")
+# Begins with a plain slash, so that long texts are searched fast.
+_HOME = re.compile(r"/(?:(?:home|Users)/[^/\s:\"']+|(?<![\w.]/)root(?=/))")
 
 _TEMPLATE = re.compile(r"<.*", re.DOTALL)
 
@@ -18,10 +19,10 @@ _VALUE_LIMIT = 400
 def clean(text: str) -> str:
     """Without terminal colours and control characters, and with home folders as `~`."""
     # Nearly all text is plain, and there is much of it.
-    if text.isprintable() and "/" not in text:
-        return text
-    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _HOME.sub("~", _CONTROLS.sub("\ufffd", text))
+    if not text.isprintable():
+        text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+        text = _CONTROLS.sub("\ufffd", text)
+    return _HOME.sub("~", text) if "/" in text else text
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ where both do.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, RouteRecord, manifest_digest
@@ -72,21 +73,20 @@ def _outcome(route: Route, found: RouteRecord) -> Outcome:
 
 def _outputs(case: CaseRecord) -> _ByRoute:
     reference = case.routes.get(REFERENCE_ROUTE.name)
-    wanted = [(o.sha256, o.dtype, o.shape) for o in reference.outputs] if reference else []
-    verdicts = {}
-    for name, route in case.routes.items():
-        found = [(o.sha256, o.dtype, o.shape) for o in route.outputs]
-        if not wanted or len(found) != len(wanted):
-            verdicts[name] = Outcome.INCOMPLETE
-        elif found == wanted:
-            verdicts[name] = Outcome.PASS
-        elif any(ours[2] != theirs[2] for ours, theirs in zip(found, wanted, strict=True)):
-            verdicts[name] = Outcome.SHAPE
-        elif any(ours[1] != theirs[1] for ours, theirs in zip(found, wanted, strict=True)):
-            verdicts[name] = Outcome.DTYPE
-        else:
-            verdicts[name] = Outcome.BYTES
-    return verdicts
+    wanted = [vars(output) for output in reference.outputs] if reference else []
+    return {name: _compared([vars(o) for o in route.outputs], wanted) for name, route in case.routes.items()}
+
+
+def _compared(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> Outcome:
+    if not wanted or len(found) != len(wanted):
+        return Outcome.INCOMPLETE
+    if found == wanted:
+        return Outcome.PASS
+    pairs = list(zip(found, wanted, strict=True))
+    for field, verdict in (("shape", Outcome.SHAPE), ("dtype", Outcome.DTYPE)):
+        if any(ours[field] != theirs[field] for ours, theirs in pairs):
+            return verdict
+    return Outcome.BYTES
 
 
 def _shared(case: CaseRecord) -> _ByRoute:

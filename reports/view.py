@@ -1,7 +1,6 @@
 """What the reports show of a run: cases in reading order, and the facts in their tables."""
 
 import hashlib
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, OutputRecord, RouteRecord
+from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, RouteRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .load import Run
@@ -88,16 +87,11 @@ class CaseView:
             return Outcome.INCOMPLETE
         return next((c.verdict for c in self.record.checks if c.name == name), None)
 
-    def output_rows(self) -> list[dict[str, OutputRecord | None]]:
-        """For each M, the output of each route."""
-        sizes = sorted({o.m for r in self.routes.values() if r for o in r.outputs})
-        return [{n: _output(r, m) for n, r in self.routes.items()} for m in sizes]
-
     def output_digest(self) -> str:
         """One digest of the reference's outputs: the sha256 itself, or that of the list of them."""
         reference = self.routes[REFERENCE_ROUTE.name]
         digests = [output.sha256 for output in reference.outputs] if reference else []
-        return digests[0] if len(digests) == 1 else digest(digests) if digests else ""
+        return digests[0] if len(digests) == 1 else _digest(digests) if digests else ""
 
 
 def cases_in_order(run: Run) -> list[CaseView]:
@@ -123,14 +117,8 @@ def device(run: Run) -> str:
     return ", ".join(dict.fromkeys(names)) or "GPU, name not recorded"
 
 
-def digest(value: object) -> str:
-    """sha256 of the value's JSON with sorted keys and no white space."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _output(route: RouteRecord | None, m: int) -> OutputRecord | None:
-    return next((output for output in route.outputs if output.m == m), None) if route else None
+def _digest(digests: list[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _pytest_command(node_id: str) -> str:
