@@ -9,7 +9,30 @@ from loadproof.harness.record import CheckRecord
 from .text import scalar
 from .view import CaseView
 
-_SPECIAL = ("examples", "grid", "worst", "first_index", "equal_values", "nan", "inf", "bytes")
+# An engine that did not run, or took another way, explains what it computed; and wrong weights, their product.
+_NEAREST = {
+    name: at
+    for at, name in enumerate(
+        (
+            "capability",
+            "route_witnessed",
+            "kernel_witnessed",
+            "layout_restored",
+            "pointers_shared",
+            "contents_preserved",
+            "processed_exact",
+            "activation_exact",
+            "gemm_bounded",
+            "outputs_exact",
+        )
+    )
+}
+_SHOWN = {"route", "tensor", "tensors", "m"}
+_OF_A_MISMATCH = {
+    *("bytes", "dtype", "shape", "kind", "elements", "differing_elements", "equal_values", "nan", "inf"),
+    *("examples", "worst", "grid", "first_index"),
+    *("reference_hex", "candidate_hex", "reference_value", "candidate_value", "code_distance"),
+}
 _ELEMENT = ("reference_hex", "candidate_hex", "reference_value", "candidate_value", "code_distance")
 
 
@@ -24,21 +47,31 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How one tensor differs."""
+
+    tensor: str
+    sentences: list[str]
+    elements: list[Element]
+    grid: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """The check that tells most, in the words of a reader."""
+    """The failing check that is nearest to the cause, in the words of a reader."""
 
     check: str
     verdict: Outcome
     detail: str
     route: str
-    """Empty where the evidence names none."""
+    """Empty where none could be told."""
     tensor: str
-    difference: list[str]
-    """Sentences."""
-    elements: list[Element]
-    grid: dict[str, Any] | None
     figures: dict[str, Any]
-    """What else the evidence holds."""
+    """What the evidence of the check holds beside a mismatch."""
+    mismatch: Mismatch | None
+    """Of this check, or else of the next one that has compared tensors."""
+    also: list[CheckRecord]
+    """The other checks that failed."""
 
     @property
     def reason(self) -> tuple[str, str, str, str]:
@@ -48,27 +81,31 @@ class Finding:
 
 def finding_of(case: CaseView) -> Finding:
     """Of a case that does not hold."""
-    cause = case.record.cause if case.record else None
-    if cause is None:
-        return Finding("", case.verdict, case.reason, _failing_route(case), "", [], [], None, {})
-    return _of_check(case, cause)
-
-
-def _of_check(case: CaseView, cause: CheckRecord) -> Finding:
-    evidence = cause.evidence
-    shown = {*_SPECIAL, *_ELEMENT, "route", "tensor", "m"}
-    if "differing_elements" in evidence:
-        shown |= {"differing_elements", "elements", "dtype", "shape", "kind"}
+    failed = sorted(case.failed_checks, key=lambda check: _NEAREST.get(check.name, len(_NEAREST)))
+    if not failed:
+        return Finding("", case.verdict, case.reason, _failing_route(case), "", {}, None, [])
+    cause, *also = failed
+    hidden = _SHOWN | _OF_A_MISMATCH if "differing_elements" in cause.evidence else _SHOWN
     return Finding(
         check=cause.name,
         verdict=cause.verdict,
         detail=cause.detail,
-        route=str(evidence.get("route") or _failing_route(case)),
-        tensor=_tensor(evidence),
-        difference=_sentences(evidence),
+        route=str(cause.evidence.get("route") or _failing_route(case)),
+        tensor=_tensor(cause.evidence),
+        figures={name: value for name, value in cause.evidence.items() if name not in hidden},
+        mismatch=next((_mismatch(c) for c in failed if "differing_elements" in c.evidence), None),
+        also=also,
+    )
+
+
+def _mismatch(check: CheckRecord) -> Mismatch:
+    evidence = check.evidence
+    route = f" on {evidence['route']}" if "route" in evidence else ""
+    return Mismatch(
+        tensor=f"{_tensor(evidence) or 'tensor'}{route}",
+        sentences=_sentences(evidence),
         elements=_elements(evidence),
         grid=evidence.get("grid"),
-        figures={name: value for name, value in evidence.items() if name not in shown},
     )
 
 
@@ -87,8 +124,6 @@ def _tensor(evidence: dict[str, Any]) -> str:
 
 
 def _sentences(evidence: dict[str, Any]) -> list[str]:
-    if "differing_elements" not in evidence:
-        return []
     differing, of = int(evidence["differing_elements"]), int(evidence["elements"])
     kind = f"{evidence.get('dtype', '')} {scalar(evidence.get('shape', ''))}".strip()
     sentences = [f"{differing:,} of {of:,} elements ({differing / of:.2%}) of {kind or 'the tensor'}"]
@@ -96,7 +131,7 @@ def _sentences(evidence: dict[str, Any]) -> list[str]:
         sentences.append(f"{evidence['equal_values']:,} of them are equal as values (+0 and −0)")
     distance = evidence.get("worst", {}).get("code_distance")
     if distance is not None:
-        sentences.append(f"at most {distance:,} codes apart")
+        sentences.append(f"at most {distance:,} code{'' if distance == 1 else 's'} apart")
     for name, said in (("nan", "NaN"), ("inf", "infinite")):
         counts = evidence.get(name, [0, 0])
         if any(counts):
