@@ -8,9 +8,11 @@ import typer
 
 from loadproof.harness.record import Verdict
 
+from .merge import merge as merge_runs
 from .text import one_line
 from .verify import Verification
 from .verify import verify as verify_run
+from .wording import headline
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -30,6 +32,24 @@ def verify(
     if not found.intact:
         raise typer.Exit(2)
     raise typer.Exit(0 if found.verdict is Verdict.EQUIVALENT else 1)
+
+
+def merge(
+    shards: Annotated[list[Path], typer.Argument(help="Folders of all shards of one plan.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the whole run; a new one.")],
+    as_json: Json = False,
+) -> None:
+    """Join runs made with --loadproof-shard to one run with its reports: 0 EQUIVALENT, 1 not, 2 refused."""
+    record = merge_runs(shards, output)
+    counts = record.counts
+    told = {"run": str(output), "verdict": record.verdict.value, "counts": counts.model_dump()}
+    text = (
+        f"{headline(record)}\nverified {counts.verified}/{counts.to_verify}, failed {counts.failed}, "
+        f"incomplete {counts.incomplete}, refused as expected {counts.refused_as_expected}\n"
+        f"report: {output}/report.html"
+    )
+    typer.echo(json.dumps(told, indent=2) if as_json else text)
+    raise typer.Exit(0 if record.verdict is Verdict.EQUIVALENT else 1)
 
 
 def _verification_text(found: Verification) -> str:
