@@ -50,7 +50,9 @@ def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
     """One list a label, with the text of each route."""
     routes = [case.routes.get(route.name) for route in ROUTES]
     reference = case.routes.get(REFERENCE_ROUTE.name)
-    about = _About(letters_of(case), reference, {o.m: o.sha256 for o in reference.outputs} if reference else {})
+    about = _About(
+        letters_of(case), reference, {o.m: o.sha256 for o in reference.outputs} if reference else {}
+    )
     return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
 
 

@@ -65,7 +65,7 @@ def pointer_figure(case: CaseRecord) -> Figure | None:
     figure = Figure(
         title="Where each process held the tensors",
         description="Processes are lanes, allocations boxes, tensors the numbered parts inside, in order of "
-        "offset (not to scale). The same letter and colour is the same physical memory; grey is a process's own.",
+        "offset, not to scale. Equal letter and colour: the same physical memory. Grey: a process's own.",
     )
     lanes = [("daemon", case.daemon.pid, case.daemon.tensors)]
     for route in ROUTES:
@@ -74,8 +74,10 @@ def pointer_figure(case: CaseRecord) -> Figure | None:
     for at, (name, pid, tensors) in enumerate(lanes):
         _lane(figure, at * (LANE + 12) + 4, name, pid, _by_allocation(tensors, letters), names)
     figure.height = len(lanes) * (LANE + 12)
-    figure.keys = [(f"m{min(n, SHOWN_LETTERS - 1)}", f"{letter}: {identity}") for n, (identity, letter) in
-                   enumerate(letters.items())]
+    figure.keys = [
+        (f"m{min(n, SHOWN_LETTERS - 1)}", f"{letter}: {identity}")
+        for n, (identity, letter) in enumerate(letters.items())
+    ]
     figure.keys.append(("own", "memory of one process alone"))
     return figure
 
@@ -124,7 +126,9 @@ def _lane(
             figure.boxes.append(Box(round(left, 1), y + 6, round(unit - 4, 1), LANE - 12, "view"))
             title = f"{number or '?'} {tensor.name.rpartition('.')[2]}"
             figure.labels.append(Label(round(left + 5, 1), y + 20, _fit(title, unit), "name"))
-            figure.labels.append(Label(round(left + 5, 1), y + 34, _fit(f"+ {tensor.offset:,}", unit), "small"))
+            figure.labels.append(
+                Label(round(left + 5, 1), y + 34, _fit(f"+ {tensor.offset:,}", unit), "small")
+            )
         x += width + gap
 
 
@@ -162,10 +166,19 @@ def timeline(routes: dict[str, dict[str, float]], title: str) -> Figure | None:
             x, width = LEFT + start / longest * room, (end - start) / longest * room
             if width > 0:
                 figure.boxes.append(
-                    Box(round(x, 1), y, round(width, 1), 20, f"p{phases.index(phase) % 8}", f"{phase} {end:.1f} ms")
+                    Box(
+                        round(x, 1),
+                        y,
+                        round(width, 1),
+                        20,
+                        f"p{phases.index(phase) % 8}",
+                        f"{phase} {end:.1f} ms",
+                    )
                 )
             start = end
-        figure.labels.append(Label(round(LEFT + start / longest * room + 6, 1), y + 15, f"{start:.0f} ms", "small"))
+        figure.labels.append(
+            Label(round(LEFT + start / longest * room + 6, 1), y + 15, f"{start:.0f} ms", "small")
+        )
     return figure
 
 
@@ -184,4 +197,6 @@ def median_times(cases: Iterable[CaseRecord]) -> dict[str, dict[str, float]]:
 
 def case_timeline(routes: dict[str, RouteRecord | None]) -> Figure | None:
     """One case's own timeline."""
-    return timeline({name: dict(r.timings_ms) if r else {} for name, r in routes.items()}, "Time of each route")
+    return timeline(
+        {name: dict(r.timings_ms) if r else {} for name, r in routes.items()}, "Time of each route"
+    )

@@ -9,7 +9,7 @@ from loadproof.harness.record import CheckRecord
 from .text import scalar
 from .view import CaseView
 
-# An engine that did not run, or took another way, explains what it computed; and wrong weights, their product.
+# An engine that did not run, or took another way, explains what it computed; wrong weights, their product.
 _NEAREST = {
     name: at
     for at, name in enumerate(

@@ -1,4 +1,4 @@
-"""Data inside the page, for its script: details of the cases that are not shown in full, and what to filter by.
+"""Data inside the page, for its script: details of the cases that are not in full, and what to filter by.
 
 Details are compressed in chunks, so that opening one case inflates a few dozen of them and not all. Base64
 and escaped JSON hold nothing that could end a script element.
@@ -43,9 +43,9 @@ def detail_chunks(cases: Sequence[CaseView], labels: list[str], budget: int) -> 
     return chunks
 
 
-def facets(cases: Sequence[CaseView]) -> dict[str, dict[str, list[object]]]:
+def facets(cases: Sequence[CaseView]) -> dict[str, dict[str, object]]:
     """By field: its distinct values, and for each case the place of its own."""
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     for field in FACETS:
         column = [str(case.record.case.get(field, "")) if case.record else "" for case in cases]
         values = sorted(set(column))

@@ -10,10 +10,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
-from loadproof.harness.plan import PLAN_FILE, Plan, summarise
-from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, RunRecord, Verdict
+from loadproof.harness.plan import PLAN_FILE, Plan, control_file, summarise
+from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, ControlRecord, RunRecord, Verdict
 
-_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan)
+_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan, ControlRecord)
 
 UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 
@@ -47,13 +47,22 @@ def load_run(path: Path) -> Run:
     plan = folder / PLAN_FILE
     if plan.is_file() and not (folder / "run.json").exists():
         by_id = _evidence(path, (unended := parse(Plan, read_text(plan), PLAN_FILE)).run_id)
-        record = summarise(unended, by_id, [UNENDED])
+        record = summarise(unended, by_id, [UNENDED], controls=_controls(folder, unended))
     else:
         record = parse(RunRecord, read_text(folder / "run.json"), "run.json")
         by_id = _evidence(path, record.run_id)
     _require_consistent(record, by_id)
     cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
     return Run(record=record, cases=cases, folder=folder)
+
+
+def _controls(folder: Path, plan: Plan) -> dict[str, ControlRecord]:
+    files = {name: control_file(name) for name in plan.controls}
+    return {
+        name: parse(ControlRecord, read_text(folder / file), file)
+        for name, file in files.items()
+        if (folder / file).exists()
+    }
 
 
 def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:

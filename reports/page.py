@@ -14,7 +14,7 @@ from .rows import rows_html
 from .view import CaseView, cases_in_order
 
 FULL_FAILING = 50
-"""Cases that do not hold and are shown in full; also the bound on heat maps, of which each has at most one."""
+"""Cases that do not hold and are shown in full; the bound on heat maps too, of which each has one at most."""
 FULL_HOLDING = 6
 """Cases that hold and are shown in full: one of each scheme, kernel and transport."""
 SHOWN_GROUPS = 20

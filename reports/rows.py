@@ -20,7 +20,7 @@ _PASSING = f"<td>{ALL_PASS}"
 def row_html(case: CaseView, in_full: bool) -> str:
     """One `<tr>`: id, four routes, digest of the outputs, verdict, seconds.
 
-    End tags and quotes that HTML lets go are left out. The case's anchor is here unless it is shown `in_full`.
+    End tags and quotes that HTML lets go are left out. The anchor is here unless the case is shown `in_full`.
     """
     anchor, (verdict, tone) = case.anchor, _verdict(case)
     opening = "<tr" if in_full else f"<tr id={anchor}"

@@ -14,6 +14,7 @@ from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 from .load import Run
 from .verdicts import RouteVerdicts, route_verdicts
 
+
 @dataclass(frozen=True)
 class CaseView:
     """One planned case: its entry in `run.json`, and its evidence where there is any."""

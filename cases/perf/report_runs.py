@@ -1,4 +1,4 @@
-"""Runs of any size for measuring and looking at reports: each case as large, and as unlike the others, as a real one."""
+"""Runs of any size, to measure reports with: cases as large, and as unlike one another, as real ones."""
 
 import hashlib
 from pathlib import Path
@@ -47,7 +47,8 @@ def large_run(count: int, failing: int = 0) -> Run:
     """`count` cases on a GPU that nobody has, of which the last `failing` differ on ipc."""
     cases = tuple(_case(n, failing=n >= count - failing) for n in range(count))
     entries = [
-        CaseEntry(id=c.id, verdict=c.verdict, expected=c.expected, file=f"evidence/{c.id}.json") for c in cases
+        CaseEntry(id=c.id, verdict=c.verdict, expected=c.expected, file=f"evidence/{c.id}.json")
+        for c in cases
     ]
     record = RunRecord(
         run_id=RUN_ID,
@@ -74,7 +75,9 @@ def _case(n: int, failing: bool) -> CaseRecord:
     served = _tensors(n, f"{transport}:GPU-0:{_sha(n, 'arena')[:32]}")
     routes = {r.name: _route(n, at, r, served) for at, r in enumerate(ROUTES)}
     checks = [
-        CheckRecord(name=c, verdict=Outcome.PASS, detail=f"{c} holds on all routes.", evidence={"bytes": 94464 + n})
+        CheckRecord(
+            name=c, verdict=Outcome.PASS, detail=f"{c} holds on all routes.", evidence={"bytes": 94464 + n}
+        )
         for c in CHECKS
     ]
     if failing:
@@ -156,11 +159,21 @@ def _route(n: int, at: int, route: Route, served: list[TensorRecord]) -> RouteRe
             attachments=1 if route.shares else None,
             probe=route.shares,
         ),
-        outputs=[OutputRecord(m=m, shape=[m, 96], dtype="float16", sha256=_sha(n, f"m{m}")) for m in M_VALUES],
-        kernels=["void at::native::vectorized_elementwise_kernel<4, at::native::reciprocal>", "_ZN7cutlass13device_kernelINS_4gemm6"],
+        outputs=[
+            OutputRecord(m=m, shape=[m, 96], dtype="float16", sha256=_sha(n, f"m{m}")) for m in M_VALUES
+        ],
+        kernels=[
+            "void at::native::vectorized_elementwise_kernel<4, at::native::reciprocal>",
+            "_ZN7cutlass13device_kernelINS_4gemm6",
+        ],
         tensors=tensors,
         weights=dict.fromkeys(moments, digest),
-        timings_ms={"started": 0.2, "loaded": 600 + n % 83 + at, "ran": 870.0 + n % 89, "total": 976.5 + n % 91},
+        timings_ms={
+            "started": 0.2,
+            "loaded": 600 + n % 83 + at,
+            "ran": 870.0 + n % 89,
+            "total": 976.5 + n % 91,
+        },
     )
 
 
