@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +105,9 @@ def read_text(path: Path) -> str:
 
 def parse(model: type[_Model], text: str, where: str) -> _Model:
     """A record of this schema version; raises InvalidInput that blames `where`."""
+    with suppress(ValidationError):
+        return model.model_validate_json(text)
+    # It is read again, slower, only to say what is wrong.
     try:
         data = json.loads(text)
     except ValueError as error:
