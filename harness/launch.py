@@ -22,6 +22,7 @@ START_SECONDS = 120.0
 """For importing torch once, on a cold disk."""
 PREPARE_SECONDS = 900.0
 """For the first process of a kernel, since its library may have to be built."""
+GRACE_SECONDS = 0.5
 EXIT_SECONDS = 5.0
 STDERR_TAIL_BYTES = 16 * 1024
 
@@ -218,8 +219,10 @@ class Child:
         return self.exit
 
     def end(self) -> int | None:
-        """SIGTERM, then SIGKILL; returns the exit status. Harmless when it is gone already."""
+        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. No harm once it is gone."""
         self.channel.close()
+        # A daemon ends by that alone; a signal on its heels would tear the ending and change the status.
+        self.wait(GRACE_SECONDS)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if self.wait(0) is None:
                 self._signal(signum)

@@ -281,3 +281,13 @@ def twins(
 def every_case() -> list[Case]:
     """All groups on all devices."""
     return [case for on in BACKENDS.values() for group in GROUPS.values() for case in group(on)]
+
+
+CONTROLS = (
+    "flipped-bit-in-padding",
+    "disk-instead-of-attach",
+    "copied-by-value",
+    "store-into-shared-memory",
+    "header-only-key",
+)
+"""Defects of `harness.defects` that are planted in every run; see `harness.controls`."""

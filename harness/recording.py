@@ -13,6 +13,7 @@ from .record import (
     RouteRecord,
     TensorRecord,
     WitnessRecord,
+    manifest_digest,
 )
 from .runner import ProofRequest
 from .tensor_bytes import dtype_name, sha256
@@ -69,6 +70,8 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             if n.startswith("processed.")
         ],
         kernels=said.get("kernels", []),
+        weights=_weights(seen),
+        memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,
         **held,
     )
@@ -80,3 +83,12 @@ def _outputs(seen: RouteObservation) -> list[OutputRecord]:
         for n, t in seen.results.items()
         if n.startswith("output.")
     ]
+
+
+def _weights(seen: RouteObservation) -> dict[str, str]:
+    moments = {
+        "held": {t["name"]: t["sha256"] for t in seen.reported.get("tensors", [])},
+        "after": seen.reported.get("tensors_after", {}),
+        "daemon": seen.daemon_digests or {},
+    }
+    return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}
