@@ -1,25 +1,28 @@
 """The evidence model: what a run leaves on disk, and its JSON schema.
 
 `run.json` holds a RunRecord; `evidence/<case-id>.json` holds a CaseRecord; `evidence.jsonl` holds
-all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
+all CaseRecords, one a line. Reports are rendered from these files and from nothing else. `twin.jsonl`
+holds a run's TwinRecords, one a line.
 """
 
+import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .errors import LoadproofError
 from .outcome import Outcome
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 Scope = Literal["gpu", "cpu-default"]
 """What a run can speak of; the CPU default says nothing of CUDA IPC or CUTLASS."""
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Verdict(StrEnum):
@@ -56,6 +59,8 @@ class WitnessRecord(_Record):
     """Weight bytes that the engine's reader read; information only."""
     attachments: int | None = None
     """How often the daemon handed out its memory on this route, by its own word; None without a daemon."""
+    daemon_lost: bool = False
+    """True when the engine found, after its run, that the daemon it had attached to was gone."""
     probe: bool = False
     """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
 
@@ -70,6 +75,12 @@ class OutputRecord(_Record):
     shape: list[int]
     dtype: str
     sha256: str
+
+
+def manifest_digest(digests: Mapping[str, str]) -> str:
+    """One sha256 for tensor names and their sha256, in whatever order they come."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class DigestRecord(_Record):
@@ -119,8 +130,6 @@ class GenerationRecord(_Record):
     """sha256 of the module tree's description: parameters, ties, dtypes, buffers, flags, config."""
     flags: dict[str, str]
     """What was set so that sums have one order."""
-    memory: dict[str, dict[str, int]]
-    """Bytes in use when the weights were there and after the run; information only."""
 
 
 class ModelRecord(_Record):
@@ -161,6 +170,10 @@ class RouteRecord(_Record):
     """Of a model: those of the embedding and of the first decoder layer; `modules` has all."""
     modules: list[ModuleRecord] = []
     generation: GenerationRecord | None = None
+    weights: dict[str, str] = {}
+    """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
+    memory_bytes: dict[str, int] = {}
+    """Memory in use by moment, as `models.memory` names it: information. Empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 
@@ -178,6 +191,34 @@ class CheckRecord(_Record):
         if self.verdict is Outcome.PASS and not self.evidence:
             raise ValueError(f"check {self.name!r} passes without evidence")
         return self
+
+
+class TwinRecord(_Record):
+    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`, of transport `alias`."""
+    transport: Literal["alias"] = "alias"
+    verdict: Outcome
+    detail: str = ""
+    """The check that does not hold, in a sentence; empty for PASS."""
+    compared: dict[str, int] = {}
+    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
+    kernels: list[str] = []
+    """Names of the kernels that ran, by the backend's own word."""
+    duration_ms: float
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "TwinRecord":
+        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
+            raise ValueError(f"twin of {self.id!r} passes without evidence")
+        return self
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
 
 
 class DaemonRecord(_Record):
@@ -199,7 +240,7 @@ class DaemonRecord(_Record):
 
 
 class CaseRecord(_Record):
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     case: dict[str, Any]
     """`CaseSpec.describe()`."""
@@ -239,6 +280,28 @@ class CaseRecord(_Record):
         return self.verdict is self.expected
 
 
+class ControlRecord(_Record):
+    """A negative control: a defect planted on purpose, and whether the check meant for it said so."""
+
+    name: str
+    """The defect, as in `harness.defects`."""
+    plants: str
+    """What it does, in one sentence."""
+    case_id: str
+    check: str
+    """The check that must catch it."""
+    due: Outcome
+    """What this check must say."""
+    said: Outcome
+    """What it said."""
+    detail: str
+
+    @property
+    def caught(self) -> bool:
+        """True when the check gave the verdict that it must."""
+        return self.said is self.due
+
+
 class Counts(_Record):
     planned: int
     verified: int
@@ -258,10 +321,42 @@ class CaseEntry(_Record):
     expected: Outcome
     file: str | None
     """Path below the run's folder; None when there is no evidence."""
+    sha256: str | None = None
+    """Digest of the evidence's canonical JSON; None when there is no evidence."""
+
+
+class ChainRecord(_Record):
+    """What `loadproof verify` holds a run against; see `harness/chain.py`."""
+
+    facts: dict[str, str]
+    """For each field of `run.json` but `cases` and `chain`: the digest of its canonical JSON."""
+    cases: str
+    """End of the chain over the entries of `cases`, in their order."""
+    head: str
+    """Digest of `facts` and `cases`: one figure for the whole run."""
+
+
+class ShardRecord(_Record):
+    """Which part of a plan a run covers."""
+
+    index: int
+    """From 1."""
+    count: int
+    plan: str
+    """Digest of the whole plan: the ordered cases of all shards."""
+
+
+class MergedRecord(_Record):
+    """A shard that a merged run is made of."""
+
+    index: int
+    run_id: str
+    head: str | None
+    """Head of the shard's own chain; None where it did not end in order."""
 
 
 class RunRecord(_Record):
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     verdict: Verdict
     scope: Scope
@@ -275,4 +370,12 @@ class RunRecord(_Record):
     """`run`: the command that repeats the whole run."""
     messages: list[str] = []
     """What went wrong outside any case: a killed worker, an interrupted run."""
+    controls: list[ControlRecord] = []
+    """The negative controls that ran with the cases."""
+    shard: ShardRecord | None = None
+    """None where the run covers its whole plan."""
+    merged: list[MergedRecord] = []
+    """The shards that the run was merged from."""
     cases: list[CaseEntry]
+    chain: ChainRecord | None = None
+    """None where the run did not end in order."""

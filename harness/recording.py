@@ -13,6 +13,7 @@ from .record import (
     RouteRecord,
     TensorRecord,
     WitnessRecord,
+    manifest_digest,
 )
 from .runner import ProofRequest
 from .tensor_bytes import dtype_name, sha256
@@ -59,6 +60,7 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             decoy=seen.decoy,
             mapped_bytes=said.get("mapped_bytes", 0),
             daemon_pid=said.get("daemon_pid"),
+            daemon_lost=said.get("daemon_lost", False),
             checkpoint_bytes_read=said.get("checkpoint_bytes_read", 0),
             attachments=seen.attachments,
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,
@@ -69,6 +71,8 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             if n.startswith("processed.")
         ],
         kernels=said.get("kernels", []) if case.model is None else products(said.get("kernels", [])),
+        weights=_weights(seen),
+        memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,
         **held,
     )
@@ -80,3 +84,12 @@ def _outputs(seen: RouteObservation) -> list[OutputRecord]:
         for n, t in seen.results.items()
         if n.startswith("output.")
     ]
+
+
+def _weights(seen: RouteObservation) -> dict[str, str]:
+    moments = {
+        "held": {t["name"]: t["sha256"] for t in seen.reported.get("tensors", [])},
+        "after": seen.reported.get("tensors_after", {}),
+        "daemon": seen.daemon_digests or {},
+    }
+    return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}

@@ -26,7 +26,7 @@ FORMS: dict[str, tuple[int, torch.dtype | None]] = {
     "description": (1, torch.uint8),
 }
 """Results of a model: dimensions, and dtype where there is but one."""
-NOTHING_GENERATED: dict[str, Any] = {"gemms": {}, "flags": {}, "memory": {}}
+NOTHING_GENERATED: dict[str, Any] = {"gemms": {}, "flags": {}}
 
 
 def check_observed(observed: Any, ms: Any) -> None:
@@ -38,12 +38,13 @@ def check_observed(observed: Any, ms: Any) -> None:
     WitnessRecord(**{name: observed[name] for name in fields if name in observed})
     for tensor in observed.get("tensors", []):
         TensorRecord(**tensor)
-    generated = {name: observed[name] for name in ("gemms", "flags", "memory") if name in observed}
+    generated = {name: observed[name] for name in NOTHING_GENERATED if name in observed}
     GenerationRecord(ids=[], text=[], hidden=[], description="", **({**NOTHING_GENERATED, **generated}))
     RouteRecord(
         outcome=Outcome.PASS,
         route_taken=observed.get("route_taken", "none"),
         kernels=observed.get("kernels", []),
+        memory_bytes=observed.get("memory_bytes", {}),
         timings_ms={"phase": ms},
     )
 
@@ -53,6 +54,7 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
     try:
         ready = message["ready"]
         kept = ("shape", "stride", "dtype", "sha256", "offset")
+        columns = [ready["manifest"]["entries"][name] for name in ("layer", "tensor", *kept)]
         return DaemonRecord(
             pid=pid,
             transport=transport,
@@ -61,11 +63,11 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
             key=ready["key"],
             tensors=[
                 TensorRecord(
-                    name=f"{entry['layer']}.{entry['tensor']}",
+                    name=f"{layer}.{tensor}",
                     allocation=ready["allocation"],
-                    **{name: entry[name] for name in kept},
+                    **dict(zip(kept, row, strict=True)),
                 )
-                for entry in ready["manifest"]["entries"]
+                for layer, tensor, *row in zip(*columns, strict=True)
             ],
         )
     except (KeyError, TypeError) as error:

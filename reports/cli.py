@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .load import load_run
+from .run_commands import merge, verify
 from .summary import case_summary
 from .text import flatten, one_line
 from .view import CaseView, cases_in_order
@@ -64,14 +66,14 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, doctor, daemon, attach):
+for _command in (render, show, verify, merge, doctor, daemon, attach):
     app.command()(_command)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: an error that loadproof raises on purpose is one line, not a traceback."""
     try:
-        app()
+        app(arguments)
     except LoadproofError as error:
         typer.echo(f"loadproof: {one_line(str(error))}", err=True)
         sys.exit(2)

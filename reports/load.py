@@ -1,22 +1,25 @@
 """A run folder, read and checked: the only input of every report."""
 
+import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
-from loadproof.harness.plan import PLAN_FILE, Plan, summarise
-from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, RunRecord, Verdict
+from loadproof.harness.plan import PLAN_FILE, Plan, control_file, summarise
+from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, ControlRecord, RunRecord, Verdict
 
-_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan)
+_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan, ControlRecord)
 
 UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A run as its folder holds it; `cases` follow the order of `record.cases`."""
 
@@ -25,28 +28,48 @@ class Run:
     folder: Path
     """Where it was read; never part of a report."""
 
+    @cached_property
+    def sha256(self) -> str:
+        """The head of the digest chain, or of all records where the run was never sealed."""
+        if self.record.chain:
+            return self.record.chain.head
+        records = [part.model_dump(mode="json") for part in (self.record, *self.cases)]
+        text = json.dumps(records, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 def load_run(path: Path) -> Run:
     """Read `run.json` and the evidence beside it; raises InvalidInput unless they fit together.
 
-    A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE.
+    A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE. `path` is the run's
+    folder, or its `evidence.jsonl`.
     """
-    plan = path / PLAN_FILE
-    if plan.is_file() and not (path / "run.json").exists():
-        by_id = _evidence(path, (unended := _parse(Plan, _text(plan), PLAN_FILE)).run_id)
-        record = summarise(unended, by_id, [UNENDED])
+    folder = path.parent if path.suffix == ".jsonl" else path
+    plan = folder / PLAN_FILE
+    if plan.is_file() and not (folder / "run.json").exists():
+        by_id = _evidence(path, (unended := parse(Plan, read_text(plan), PLAN_FILE)).run_id)
+        record = summarise(unended, by_id, [UNENDED], controls=_controls(folder, unended))
     else:
-        record = _parse(RunRecord, _text(path / "run.json"), "run.json")
+        record = parse(RunRecord, read_text(folder / "run.json"), "run.json")
         by_id = _evidence(path, record.run_id)
     _require_consistent(record, by_id)
     cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
-    return Run(record=record, cases=cases, folder=path)
+    return Run(record=record, cases=cases, folder=folder)
+
+
+def _controls(folder: Path, plan: Plan) -> dict[str, ControlRecord]:
+    files = {name: control_file(name) for name in plan.controls}
+    return {
+        name: parse(ControlRecord, read_text(folder / file), file)
+        for name, file in files.items()
+        if (folder / file).exists()
+    }
 
 
 def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
     by_id: dict[str, CaseRecord] = {}
     for where, text in _evidence_texts(path):
-        case = _parse(CaseRecord, text, where)
+        case = parse(CaseRecord, text, where)
         _require_usable(case, run_id, where)
         if case.id in by_id:
             raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
@@ -56,17 +79,23 @@ def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
 
 def _evidence_texts(path: Path) -> list[tuple[str, str]]:
     """Every case record's text with the name to blame: the single files, or else `evidence.jsonl`."""
+    if path.suffix == ".jsonl":
+        return line_texts(path)
     files = sorted((path / "evidence").glob("*.json"))
     if files:
-        return [(f"evidence/{file.name}", _text(file)) for file in files]
-    lines_file = path / "evidence.jsonl"
-    if not lines_file.is_file():
-        return []
-    lines = _text(lines_file).split("\n")
-    return [(f"evidence.jsonl line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+        return [(f"evidence/{file.name}", read_text(file)) for file in files]
+    lines = path / "evidence.jsonl"
+    return line_texts(lines) if lines.is_file() else []
 
 
-def _text(path: Path) -> str:
+def line_texts(path: Path) -> list[tuple[str, str]]:
+    """The text of each record in an `evidence.jsonl`, with the name to blame."""
+    lines = read_text(path).split("\n")
+    return [(f"{path.name} line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def read_text(path: Path) -> str:
+    """A file of the run; raises InvalidInput."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -74,15 +103,19 @@ def _text(path: Path) -> str:
         raise _invalid(path, "a readable UTF-8 file", reason) from error
 
 
-def _parse(model: type[_Model], text: str, where: str) -> _Model:
+def parse(model: type[_Model], text: str, where: str) -> _Model:
+    """A record of this schema version; raises InvalidInput that blames `where`."""
+    with suppress(ValidationError):
+        return model.model_validate_json(text)
+    # It is read again, slower, only to say what is wrong.
     try:
         data = json.loads(text)
     except ValueError as error:
         raise _invalid(where, "JSON", str(error)) from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        expected, remedy = f"schema_version up to {SCHEMA_VERSION}", "Use a newer loadproof."
-        raise InvalidInput(where, expected=expected, found=version, remedy=remedy)
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        remedy = f"Use {'a newer' if version > SCHEMA_VERSION else 'an older'} loadproof."
+        raise InvalidInput(where, expected=f"schema_version {SCHEMA_VERSION}", found=version, remedy=remedy)
     try:
         return model.model_validate(data)
     except ValidationError as error:

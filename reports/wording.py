@@ -41,8 +41,10 @@ def verdict_words(record: RunRecord) -> str:
 
 
 def headline(record: RunRecord) -> str:
-    """The verdict with its scope; a CPU run cannot be taken for a GPU run."""
-    return verdict_words(record) + (f" · {CPU_ONLY}" if record.scope == "cpu-default" else "")
+    """The verdict with its scope: a CPU run cannot be taken for a GPU run, nor a part for the whole."""
+    shard = record.shard
+    part = f" · SHARD {shard.index}/{shard.count} ONLY" if shard and shard.count > 1 else ""
+    return verdict_words(record) + (f" · {CPU_ONLY}" if record.scope == "cpu-default" else "") + part
 
 
 def claims(record: RunRecord) -> tuple[str, ...]:

@@ -44,13 +44,24 @@ def processed_exact(seen: CaseObservation, tally: Tally) -> str:
             tally.fail(Outcome.PROCESSED, detail, expected=sorted(expected), found=sorted(held))
             continue
         for name, want in expected.items():
-            verdict, found = compare(torch.from_numpy(want.copy()), held[name])
+            pair = torch.from_numpy(want.copy()), held[name]
+            # Compared as what they are, so that a difference has a coordinate and a value.
+            typed = [_typed(seen, name, side) for side in pair] if pair[0].shape == pair[1].shape else pair
+            verdict, found = compare(*typed)
             if verdict is not Outcome.PASS:
                 detail = f"{name} on route {route.route.name} differs from the independent derivation."
                 where = {"route": route.route.name, "tensor": f"{seen.layer_case.layer.name}.{name}"}
                 tally.fail(Outcome.PROCESSED, detail, **where, kind=verdict.value, **found)
             tally.count("bytes", want.size)
     return "All processed tensors equal the independent derivation from the checkpoint."
+
+
+def _typed(seen: CaseObservation, name: str, stored: torch.Tensor) -> torch.Tensor:
+    """Bytes in memory order as the tensor that they are; a weight as its stored [N, K] rows."""
+    layer = seen.layer_case.layer
+    if name == "weight":
+        return stored.view(torch.float8_e4m3fn).reshape(layer.padded_width, layer.padded_k)
+    return stored.view(dtype_of(layer.out_dtype) if name == "bias" else torch.float32)
 
 
 def activation_exact(seen: CaseObservation, tally: Tally) -> str:
@@ -142,12 +153,12 @@ def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> tuple[Doub
     codes = route.result(f"activation.{m}").view(torch.uint8).numpy()
     weight = route.result("processed.weight").numpy().reshape(layer.padded_width, layer.padded_k)
     a, b = np.rint(DECODED[codes] * 512), np.rint(DECODED[weight] * 512)
-    total, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
+    total, off = a @ b.T, seen.kernel.sum_error(a, b)
     scale_a = route.result(f"activation_scale.{m}").numpy().astype(np.float64)
     scale_b = _checkpoint_scale(seen)
     scales = 2.0**-18 * (scale_a * scale_b)
     exact = total[:, : layer.logical_width] * scales
-    uncertain = magnitude[:, : layer.logical_width] * scales * seen.kernel.sum_error(layer.logical_k)
+    uncertain = off[:, : layer.logical_width] * scales
     if layer.bias:
         out_dtype = dtype_of(layer.out_dtype)
         bias = [p.bias.to(out_dtype).double().numpy() for p in seen.projections if p.bias is not None]

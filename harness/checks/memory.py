@@ -21,12 +21,20 @@ def pointers_shared(seen: CaseObservation, tally: Tally) -> str:
             for tensor in tensors:
                 private = tensor.allocation != seen.daemon.allocation
                 detail = f"{tensor.name} on route {route.route.name} lies in the daemon's memory."
-                tally.require(private, Outcome.NOT_SHARED, detail, allocation=tensor.allocation)
+                where = {"route": route.route.name, "tensor": tensor.name}
+                tally.require(private, Outcome.NOT_SHARED, detail, **where, allocation=tensor.allocation)
             continue
         held = sorted(t.name for t in tensors)
         complete = held == sorted(manifest) and bool(held)
         detail = f"Route {route.route.name} holds other tensors than the manifest lists."
-        tally.require(complete, Outcome.NOT_SHARED, detail, expected=sorted(manifest), found=held)
+        tally.require(
+            complete,
+            Outcome.NOT_SHARED,
+            detail,
+            route=route.route.name,
+            expected=sorted(manifest),
+            found=held,
+        )
         for tensor in tensors:
             _require_shared(route, tensor, manifest.get(tensor.name), tally)
         _require_probe(route, tally)
@@ -40,7 +48,8 @@ def _require_unmoved(route: RouteObservation, tensors: list[TensorRecord], tally
     loaded = {t.name: [t.allocation, t.offset] for t in tensors}
     found = route.said("places_after")
     detail = f"Route {route.route.name} computed with other memory than it had loaded."
-    tally.require(found == loaded, Outcome.NOT_SHARED, detail, expected=loaded, found=found)
+    name = route.route.name
+    tally.require(found == loaded, Outcome.NOT_SHARED, detail, route=name, expected=loaded, found=found)
 
 
 def _require_shared(
@@ -64,6 +73,7 @@ def _require_probe(route: RouteObservation, tally: Tally) -> None:
         probe == route.nonce,
         Outcome.NOT_SHARED,
         f"Route {route.route.name} does not see what the daemon wrote after the attachment.",
+        route=route.route.name,
         expected=route.nonce,
         found=probe,
     )
@@ -105,11 +115,14 @@ def _require_layout(
     expected = Layout.of(layer).to_json()
     wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
     detail = f"Route {route} restored another layout of {layer.name}."
-    tally.require(not wrong, Outcome.LAYOUT, detail, expected_found=wrong)
+    tally.require(not wrong, Outcome.LAYOUT, detail, route=route, expected_found=wrong)
     weight, k, n = tensors[f"{layer.name}.weight"], layer.padded_k, layer.padded_width
     shape = (weight["shape"], weight["stride"])
     detail = f"The weight of {layer.name} on route {route} is not column-major [K, N]."
-    tally.require(shape == ([k, n], [1, k]), Outcome.LAYOUT, detail, expected=[[k, n], [1, k]], found=shape)
+    expected_shape = ([k, n], [1, k])
+    tally.require(
+        shape == expected_shape, Outcome.LAYOUT, detail, route=route, expected=expected_shape, found=shape
+    )
     scale = tensors[f"{layer.name}.weight_scale"]["shape"]
     detail = f"The weight scale of {layer.name} on route {route} has another shape."
-    tally.require(scale in ([], [n]), Outcome.LAYOUT, detail, found=scale)
+    tally.require(scale in ([], [n]), Outcome.LAYOUT, detail, route=route, found=scale)

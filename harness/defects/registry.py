@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from .. import loaders
-from ..cache import placement
+from ..cache import manifest
 from ..formats import FORMATS, ProcessedLayer
 from ..outcome import Outcome
+from ..witness.memory import memory_identity
 
 Edit = Callable[[ProcessedLayer], ProcessedLayer]
 Plant = Callable[[str, str], None]
@@ -25,6 +26,8 @@ class Defect:
     """The check that must not pass."""
     verdict: Outcome
     """The word that this check must say."""
+    sealed: bool
+    """Whether it takes memory that engines cannot write to."""
     plant: Plant
     """Called with the kind of process (`daemon`, `engine`) and, in engines, the loader."""
 
@@ -35,12 +38,14 @@ MODEL_DEFECTS: dict[str, Defect] = {}
 """Of whole models."""
 
 
-def defect(caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS) -> Callable[[Plant], Plant]:
+def defect(
+    caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS, *, sealed: bool = False
+) -> Callable[[Plant], Plant]:
     """Enter a function into a table, under its own name."""
 
     def register(function: Plant) -> Plant:
         name = function.__name__.replace("_", "-")
-        table[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, plant=function)
+        table[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, sealed=sealed, plant=function)
         return function
 
     return register
@@ -48,7 +53,7 @@ def defect(caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS)
 
 def edit_attached(edit: Edit) -> None:
     """Change every layer that this process restores from the daemon's memory."""
-    original = placement.restore
+    original = manifest.restore
     replace(loaders, "restore", lambda *arguments: edit(original(*arguments)))
 
 
@@ -61,6 +66,11 @@ def edit_processed(edit: Edit) -> None:
 
 def replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
+
+
+def is_attached(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a daemon's memory."""
+    return not memory_identity(tensor)[0].startswith("private:")
 
 
 def with_tensors(layer: ProcessedLayer, **tensors: torch.Tensor) -> ProcessedLayer:

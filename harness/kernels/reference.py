@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..errors import KernelContractError
+from .accumulation import Doubles, no_error
 from .contract import check_operands
 from .protocol import Launches
 
@@ -61,9 +62,9 @@ class ReferenceKernel(Launches):
     accepts_preprocessed = True
 
     @staticmethod
-    def sum_error(k: int) -> float:
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
         """See `Kernel.sum_error`: float64 holds every partial sum."""
-        return 0.0
+        return no_error(a, b)
 
     def build_id(self) -> str:
         """Hash of this source and of the torch build that executes it."""
@@ -90,7 +91,7 @@ class ReferenceKernel(Launches):
             )
         self._note("reference_scaled_mm_float64")
         wide = a.to(torch.float64) / WIDENED_BY
-        out = torch.cat([wide @ widened(rows).t() for rows in b.t().split(ROWS_AT_ONCE)], dim=1)
+        out = torch.cat([wide @ widened(rows).t() for rows in torch.split(b.t(), ROWS_AT_ONCE)], dim=1)
         out *= scale_a.to(torch.float64) * scale_b.to(torch.float64)
         if bias is not None:
             out += bias.to(torch.float64)

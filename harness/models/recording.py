@@ -102,7 +102,6 @@ def generation_record(model: ModelObservation, seen: RouteObservation) -> Genera
         gemms=dict(kinds),
         description=sha256(seen.results["description"]),
         flags=seen.reported.get("flags", {}),
-        memory=seen.reported.get("memory", {}),
     )
 
 

@@ -1,0 +1,63 @@
+"""Commands on whole runs."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadproof.harness.record import Verdict
+
+from .merge import merge as merge_runs
+from .text import one_line
+from .verify import Verification
+from .verify import verify as verify_run
+from .wording import headline
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, its evidence.jsonl, or its report.html.")],
+    head: Annotated[
+        str | None, typer.Option(help="The head that was published when the run ended; it must be this.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold a run against its digest chain: 0 intact, EQUIVALENT; 1 intact, not EQUIVALENT; 2 not intact."""
+    found = verify_run(run, published=head)
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else _verification_text(found))
+    for problem in found.problems:
+        typer.echo(f"loadproof: {one_line(str(problem))}", err=True)
+    if not found.intact:
+        raise typer.Exit(2)
+    raise typer.Exit(0 if found.verdict is Verdict.EQUIVALENT else 1)
+
+
+def merge(
+    shards: Annotated[list[Path], typer.Argument(help="Folders of all shards of one plan.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the whole run; a new one.")],
+    as_json: Json = False,
+) -> None:
+    """Join runs made with --loadproof-shard to one run with its reports: 0 EQUIVALENT, 1 not, 2 refused."""
+    record = merge_runs(shards, output)
+    counts = record.counts
+    told = {"run": str(output), "verdict": record.verdict.value, "counts": counts.model_dump()}
+    text = (
+        f"{headline(record)}\nverified {counts.verified}/{counts.to_verify}, failed {counts.failed}, "
+        f"incomplete {counts.incomplete}, refused as expected {counts.refused_as_expected}\n"
+        f"report: {output}/report.html"
+    )
+    typer.echo(json.dumps(told, indent=2) if as_json else text)
+    raise typer.Exit(0 if record.verdict is Verdict.EQUIVALENT else 1)
+
+
+def _verification_text(found: Verification) -> str:
+    verdict = found.verdict.value.replace("_", " ")
+    word = f"INTACT  {verdict}" if found.intact else f"NOT INTACT  problems: {len(found.problems)}"
+    lines = [
+        f"{word}  run {one_line(found.run_id)}, {found.cases} cases",
+        f"head {found.head or 'none'}",
+        found.note,
+    ]
+    return "\n".join(lines)

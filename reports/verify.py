@@ -1,0 +1,223 @@
+"""`loadproof verify`: holds a run against its digest chain, and names what does not fit."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadproof.harness.checkpoint import strict_json
+from loadproof.harness.errors import InvalidInput
+from loadproof.harness.plan import PLAN_FILE
+from loadproof.harness.record import CaseRecord, RunRecord, Verdict
+
+from .html import render_html
+from .load import UNENDED, line_texts, load_run, parse, read_text
+from .tampering import (
+    Json,
+    Problem,
+    Source,
+    chain_problems,
+    entry_problems,
+    evidence_problems,
+    sealed_entries,
+)
+
+SELF_REPORTED = (
+    "The evidence is self-reported, not attested: whoever rewrites every file can rewrite the head too. "
+    "Give --head with the head that was published when the run ended."
+)
+WITHOUT_RUN = "There is no run.json beside it: whether these are all cases, and unchanged, cannot be said."
+WITHOUT_EVIDENCE = "There is no evidence beside it: that the page tells of this run is the page's own word."
+_ISLAND = re.compile(r'<script type="application/json" id="evidence-digest">(.*?)</script>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What the files of a run say of each other."""
+
+    run_id: str
+    verdict: Verdict
+    """The run's own; INCOMPLETE where it did not end in order."""
+    cases: int
+    """Records of cases that were read."""
+    head: str | None
+    """Head of the chain; None where there is no chain to hold the files against."""
+    problems: tuple[Problem, ...] = ()
+    note: str = SELF_REPORTED
+
+    @property
+    def intact(self) -> bool:
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        return {"intact": self.intact} | asdict(self)
+
+
+def verify(path: Path, *, published: str | None = None) -> Verification:
+    """Hold a run against its chain, and the chain against a `published` head where one is given.
+
+    Args:
+        path: a run's folder, its `evidence.jsonl`, or its `report.html`; `run.json` is looked for beside it.
+
+    Raises:
+        InvalidInput: nothing there that could be held against anything.
+    """
+    verification = _verify(path, published)
+    if published is None or verification.head == published:
+        return verification
+    found = verification.head or "no chain"
+    problem = Problem("head of the chain", f"the published {published}", found)
+    return replace(verification, problems=(*verification.problems, problem))
+
+
+def _verify(path: Path, published: str | None) -> Verification:
+    folder = path if path.is_dir() else path.parent
+    if not path.is_dir() and path.suffix not in (".jsonl", ".html"):
+        raise _unusable(path, "a run's folder, evidence.jsonl or report.html", "something else")
+    if (folder / "run.json").exists():
+        return _verify_run(folder, path)
+    if path.suffix == ".html":
+        if published is None:
+            raise _unusable(path, "run.json beside it, or --head", "neither")
+        return _verify_lone_page(path)
+    if path.suffix == ".jsonl" and not (folder / PLAN_FILE).exists():
+        return _verify_lone_lines(path)
+    run = load_run(path)
+    return Verification(
+        run_id=run.record.run_id, verdict=run.record.verdict, cases=len(run.cases), head=None, note=UNENDED
+    )
+
+
+def _verify_run(folder: Path, path: Path) -> Verification:
+    run = _run_json(read_text(folder / "run.json"))
+    if run.get("chain") is None:
+        raise _unusable("run.json", "a digest chain", "none: this run was never sealed")
+    sources, problems = _sources(folder, path)
+    sealed = sealed_entries(run, sources)
+    problems += [*chain_problems(run), *entry_problems(run, sealed)]
+    for source in sources:
+        problems += evidence_problems(run, sealed, source)
+    if not problems:
+        problems += _contradictions(folder)
+    head = str(run["chain"]["head"])
+    if path.suffix == ".html":
+        problems += _page_problems(path, folder, head, readable=not problems)
+    return Verification(
+        run_id=run["run_id"],
+        verdict=Verdict(run["verdict"]),
+        cases=len({r["case"]["id"] for source in sources for r in source.records.values()}),
+        head=head,
+        problems=tuple(problems),
+    )
+
+
+def _sources(folder: Path, path: Path) -> tuple[list[Source], list[Problem]]:
+    """All places with evidence, or the one that was named; what cannot be read is a problem."""
+    texts: dict[str, list[tuple[str, str]]] = {}
+    problems: list[Problem] = []
+    if path.suffix != ".jsonl" and (folder / "evidence").is_dir():
+        files = sorted((folder / "evidence").iterdir())
+        texts["evidence"] = [(f"evidence/{f.name}", read_text(f)) for f in files if f.suffix == ".json"]
+        strays = [f"evidence/{f.name}" for f in files if f.suffix != ".json"]
+        problems += [Problem(stray, "evidence of cases alone", "another file") for stray in strays]
+    if (folder / "evidence.jsonl").is_file():
+        texts["evidence.jsonl"] = line_texts(folder / "evidence.jsonl")
+    sources = []
+    for name, found in texts.items():
+        records: dict[str, Json] = {}
+        unreadable = set()
+        for where, text in found:
+            try:
+                records[where] = _case_json(text, where)
+            except InvalidInput as error:
+                problems.append(Problem(error.where, error.expected, error.found))
+                unreadable.add(where)
+        sources.append(Source(name, records, frozenset(unreadable)))
+    return sources or [Source("evidence", {})], problems
+
+
+def _run_json(text: str) -> Json:
+    parse(RunRecord, text, "run.json")
+    return _as_spelled(text, "run.json")
+
+
+def _case_json(text: str, where: str) -> Json:
+    record = parse(CaseRecord, text, where)
+    try:
+        _ = record.id, record.expected
+    except (KeyError, ValueError) as error:
+        raise _unusable(where, "a case with `id` and `expected`", repr(error)) from error
+    return _as_spelled(text, where)
+
+
+def _as_spelled(text: str, where: str) -> Json:
+    """A record as the file spells it: defaults that a later version adds are not part of its digest."""
+    try:
+        data = strict_json.parse(text.encode())
+        assert isinstance(data, dict)
+    except ValueError as error:
+        raise _unusable(where, "a record that every reader reads alike", str(error)) from error
+    return data
+
+
+def _contradictions(folder: Path) -> Iterator[Problem]:
+    """What was sealed may still contradict itself."""
+    try:
+        load_run(folder)
+    except InvalidInput as error:
+        yield Problem(error.where, error.expected, error.found)
+
+
+def _page_problems(page: Path, folder: Path, head: str, *, readable: bool) -> Iterator[Problem]:
+    text = read_text(page)
+    if (found := _island(text, page)["head"]) != head:
+        yield Problem(page.name, f"the page of head {head}", f"the page of head {found}")
+    elif readable and render_html(load_run(folder)) != text:
+        found = "another: changed, or made by another loadproof (`loadproof render` makes it again)"
+        yield Problem(page.name, "the page that this evidence gives", found)
+
+
+def _verify_lone_page(page: Path) -> Verification:
+    island = _island(read_text(page), page)
+    return Verification(
+        run_id=island["run_id"],
+        verdict=Verdict.INCOMPLETE,
+        cases=0,
+        head=island["head"],
+        note=WITHOUT_EVIDENCE,
+    )
+
+
+def _island(text: str, page: Path) -> dict[str, str]:
+    """`run_id` and `head` as the page carries them."""
+    found = _ISLAND.findall(text)
+    try:
+        (island,) = [json.loads(one) for one in found]
+        return {"run_id": str(island["run_id"]), "head": str(island["head"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unusable(page, "one evidence-digest with run_id and head", f"{len(found)} of them") from error
+
+
+def _verify_lone_lines(lines: Path) -> Verification:
+    records = [_case_json(text, where) for where, text in line_texts(lines)]
+    runs = sorted({record["run_id"] for record in records})
+    ids = [record["case"]["id"] for record in records]
+    problems = []
+    if len(runs) != 1:
+        problems.append(Problem(lines.name, "evidence of one run", ", ".join(runs) or "no record"))
+    if twice := sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
+        problems.append(Problem(lines.name, "one record a case", f"more of {', '.join(twice)}"))
+    return Verification(
+        run_id=", ".join(runs),
+        verdict=Verdict.INCOMPLETE,
+        cases=len(ids),
+        head=None,
+        problems=tuple(problems),
+        note=WITHOUT_RUN,
+    )
+
+
+def _unusable(where: object, expected: str, found: str) -> InvalidInput:
+    return InvalidInput(where, expected=expected, found=found, remedy="Give the folder of one whole run.")
