@@ -1,4 +1,4 @@
-"""The engines of test_attaching: each attaches to a small arena or tensor, so that what is loaded once is loaded,
+"""The engines of test_attaching: each attaches to a small arena or tensor first, so that code is loaded,
 and then times how long the large one takes.
 
 Forked by multiprocessing's forkserver with torch imported.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
+import torch.multiprocessing  # noqa: F401 - lets tensors be pickled
 
 from loadproof.harness.cache import client
 from loadproof.harness.cache.arena.cuda_driver import current_device

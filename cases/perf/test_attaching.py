@@ -1,8 +1,9 @@
 """Attaching to one arena beside opening torch's handle of each tensor: `pytest -s` with this file and a GPU.
 
 Both give an engine of its own the same bytes in the same tensors, and both are timed from its request to the
-first read through the last tensor, and apart from that in opening the memory: all handles, or the arena. Torch shares an allocation by an IPC handle and an event, which is how
-several inference engines pass weights; they are made anew for each engine, since each is counted.
+first read through the last tensor, and apart from that in opening the memory: all handles, or the arena.
+Torch shares an allocation by an IPC handle and an event, which is how several inference engines pass weights;
+they are made anew for each engine, since each is counted.
 """
 
 import statistics
