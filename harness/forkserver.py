@@ -61,7 +61,7 @@ def prepare(device: str, kernel: str, transformers: bool) -> None:
     if device == "cuda":
         importlib.import_module("cuda.bindings.driver")
     if transformers:
-        importlib.import_module(f"{__package__}.models.work")
+        importlib.import_module(f"{__package__}.models.work").preload()
     # A child that needs what is missing says so itself, to whom it concerns.
     with suppress(LoadproofError):
         make_kernel(kernel).build_id()

@@ -4,7 +4,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
+Sample = TypeVar("Sample")
 RESAMPLES = 4000
 
 
@@ -34,10 +36,10 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 
 def abba(
-    first: Callable[[], float], second: Callable[[], float], rounds: int
-) -> tuple[list[float], list[float]]:
+    first: Callable[[], Sample], second: Callable[[], Sample], rounds: int
+) -> tuple[list[Sample], list[Sample]]:
     """Samples of two measurements, each `2 * rounds`, so that a drift falls on both alike."""
-    samples: tuple[list[float], list[float]] = ([], [])
+    samples: tuple[list[Sample], list[Sample]] = ([], [])
     for _ in range(rounds):
         for side, measure in ((0, first), (1, second), (1, second), (0, first)):
             samples[side].append(measure())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.utils import deterministic
 
 from ..kernels import Kernel
@@ -59,6 +60,12 @@ class ModelWork:
         """GEMMs of each fused layer, the flags that decide bytes, and memory in use (information)."""
         gemms = {group.linear.processed.name: group.gemms for group in self._groups}
         return {"gemms": gemms, "flags": self._flags, "memory_bytes": self._memory}
+
+
+def preload() -> None:
+    """Import what building a model imports, which takes seconds: once, before engines are forked."""
+    for architecture in ARCHITECTURES.values():
+        getattr(transformers, architecture.causal_lm)
 
 
 def make_deterministic() -> dict[str, str]:
