@@ -156,7 +156,7 @@ class Child:
         return self.exit
 
     def end(self) -> int | None:
-        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. Harmless when it is gone."""
+        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. Harmless once gone."""
         self.channel.close()
         # A daemon ends by that alone; a signal on its heels would tear the ending and change the status.
         self.wait(GRACE_SECONDS)

@@ -15,7 +15,7 @@ from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .load import load_run
-from .run_commands import merge, verify
+from .run_commands import compare, merge, verify
 from .summary import case_summary
 from .text import flatten, one_line
 from .view import CaseView, cases_in_order
@@ -66,7 +66,7 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, verify, merge, doctor, daemon, attach):
+for _command in (render, show, compare, verify, merge, doctor, daemon, attach):
     app.command()(_command)
 
 
