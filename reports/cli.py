@@ -15,6 +15,8 @@ from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .load import load_run
+from .markdown import LIMIT_BYTES, render_markdown
+from .matrix_command import matrix
 from .run_commands import compare, merge, verify
 from .summary import case_summary
 from .text import flatten, one_line
@@ -38,9 +40,15 @@ def render(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the HTML report alone, to this file.")
     ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown report instead.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=LIMIT_BYTES, help="Bytes of the Markdown: 60000 for a comment.")
+    ] = LIMIT_BYTES,
 ) -> None:
     """Make a run's reports again from its evidence: report.html, validation.md and junit.xml."""
-    if output is None:
+    if markdown:
+        typer.echo(render_markdown(load_run(run), limit), nl=False)
+    elif output is None:
         write_reports(run)
         typer.echo(f"Wrote the reports in {run}", err=True)
     else:
@@ -66,7 +74,7 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, compare, verify, merge, doctor, daemon, attach):
+for _command in (render, show, compare, verify, merge, matrix, doctor, daemon, attach):
     app.command()(_command)
 
 
