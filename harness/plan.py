@@ -6,7 +6,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from .outcome import Outcome
-from .record import CaseEntry, CaseRecord, Counts, RunRecord, Scope, ShardRecord, Verdict
+from .record import (
+    CaseEntry,
+    CaseRecord,
+    ControlRecord,
+    Counts,
+    RunRecord,
+    Scope,
+    ShardRecord,
+    Verdict,
+)
 
 PLAN_FILE = "planned.json"
 """In a run's folder from the selection of its cases until the run has ended in order."""
@@ -23,6 +32,8 @@ class Plan(BaseModel):
     cases: dict[str, Outcome]
     """Case id to expected outcome, in order."""
     scope: Scope = "cpu-default"
+    controls: list[str] = []
+    """The negative controls that run beside the cases."""
     shard: ShardRecord | None = None
     """The part of a larger plan that these cases are."""
 
@@ -32,31 +43,60 @@ def evidence_file(case_id: str) -> str:
     return f"evidence/{case_id}.json"
 
 
+def control_file(name: str) -> str:
+    """What came of a negative control, as a path below the run's folder."""
+    return f"controls/{name}.json"
+
+
 def summarise(
     plan: Plan,
     records: Mapping[str, CaseRecord],
     messages: list[str],
     *,
+    controls: Mapping[str, ControlRecord] | None = None,
     duration_s: float = 0.0,
     environment: dict[str, Any] | None = None,
     commands: dict[str, str] | None = None,
+    refuted: bool = False,
 ) -> RunRecord:
-    """The run's record: a planned case without evidence is INCOMPLETE, and so is a run with messages."""
+    """The run's record.
+
+    A planned case without evidence is INCOMPLETE, and so is a run with messages; a negative control that was
+    not caught, or left nothing, is such a message. `refuted` says that a difference was shown outside any
+    case: in a twin.
+    """
+    came = controls or {}
+    messages = [*messages, *_of_controls(plan, came)]
     entries = [_entry(case_id, expected, records.get(case_id)) for case_id, expected in plan.cases.items()]
     counts = _counts(entries)
     return RunRecord(
         run_id=plan.run_id,
-        verdict=_verdict(counts, messages),
+        verdict=_verdict(counts, messages, refuted),
         scope=plan.scope,
         started=plan.started,
         duration_s=duration_s,
         counts=counts,
         environment=environment or {},
         commands=commands or {},
-        messages=list(messages),
+        messages=messages,
+        controls=[came[name] for name in plan.controls if name in came],
         shard=plan.shard,
         cases=entries,
     )
+
+
+def _of_controls(plan: Plan, came: Mapping[str, ControlRecord]) -> list[str]:
+    messages = []
+    for name in plan.controls:
+        control = came.get(name)
+        if control is None:
+            messages.append(f"INCOMPLETE: the negative control {name} was planned and left nothing.")
+        elif not control.caught:
+            messages.append(
+                f"The defect {name} was planted and not caught: {control.check} said {control.said.value}, "
+                f"and should say {control.due.value}. What passed in this run shows nothing until it is."
+            )
+    return messages
 
 
 def _entry(case_id: str, expected: Outcome, record: CaseRecord | None) -> CaseEntry:
@@ -81,8 +121,8 @@ def _counts(entries: list[CaseEntry]) -> Counts:
     )
 
 
-def _verdict(counts: Counts, messages: list[str]) -> Verdict:
-    if counts.failed:
+def _verdict(counts: Counts, messages: list[str], refuted: bool) -> Verdict:
+    if counts.failed or refuted:
         return Verdict.NOT_EQUIVALENT
     # Refusals alone hold as they should, and show nothing equivalent.
     if counts.incomplete or messages or not counts.verified:

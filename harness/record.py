@@ -1,9 +1,12 @@
 """The evidence model: what a run leaves on disk, and its JSON schema.
 
 `run.json` holds a RunRecord; `evidence/<case-id>.json` holds a CaseRecord; `evidence.jsonl` holds
-all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
+all CaseRecords, one a line. Reports are rendered from these files and from nothing else. `twin.jsonl`
+holds a run's TwinRecords, one a line.
 """
 
+import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -63,9 +66,19 @@ class WitnessRecord(_Record):
 class OutputRecord(_Record):
     m: int
     """Tokens in this forward pass."""
+    prompt: int | None = None
+    """Of a model: the prompt's number, from 0."""
+    step: int | None = None
+    """Of a model: 0 is the prefill, and each later step takes the token of the one before."""
     shape: list[int]
     dtype: str
     sha256: str
+
+
+def manifest_digest(digests: Mapping[str, str]) -> str:
+    """One sha256 for tensor names and their sha256, in whatever order they come."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 class DigestRecord(_Record):
@@ -87,6 +100,58 @@ class TensorRecord(_Record):
     """Bytes from the start of the allocation."""
 
 
+class ModuleRecord(_Record):
+    """The tensors of a model's decoder layer, or of a module beside them, taken together."""
+
+    name: str
+    tensors: int
+    nbytes: int
+    sha256: str
+    """Of the name, dtype, shape, strides and sha256 of each, in order."""
+    allocations: list[str]
+    """Each that they lie in, once."""
+    offset: int | None
+    """Smallest offset in the daemon's allocation; None where nothing lies there."""
+
+
+class GenerationRecord(_Record):
+    """What a model generated on one route, by prompt; its logits are the route's `outputs`."""
+
+    ids: list[list[int]]
+    text: list[str | None]
+    """None without a tokenizer."""
+    hidden: list[list[str]]
+    """By prompt and point: 16 digits of a sha256 over the hidden states' digests of all steps."""
+    gemms: dict[str, int]
+    """How often each kind of fused layer was multiplied, in all decoder layers together."""
+    description: str
+    """sha256 of the module tree's description: parameters, ties, dtypes, buffers, flags, config."""
+    flags: dict[str, str]
+    """What was set so that sums have one order."""
+    memory: dict[str, dict[str, int]]
+    """Bytes in use when the weights were there and after the run; information only."""
+
+
+class ModelRecord(_Record):
+    """What all routes of a model case share."""
+
+    architecture: str
+    decoder_layers: int
+    fused_layers: int
+    plain_tensors: int
+    weight_bytes: int
+    """Of all tensors as the daemon serves them."""
+    tokenizer: str
+    """File, or that there is none."""
+    prompts: list[str | None]
+    """The text of the ids below; None without a tokenizer."""
+    prompt_ids: list[list[int]]
+    points: list[str]
+    """Modules after which hidden states are digested, in order."""
+    notes: list[str] = []
+    """What is left out."""
+
+
 class RouteRecord(_Record):
     outcome: Outcome
     route_taken: str
@@ -102,6 +167,13 @@ class RouteRecord(_Record):
     kernels: list[str] = []
     """Names of the kernels that ran."""
     tensors: list[TensorRecord] = []
+    """Of a model: those of the embedding and of the first decoder layer; `modules` has all."""
+    modules: list[ModuleRecord] = []
+    generation: GenerationRecord | None = None
+    weights: dict[str, str] = {}
+    """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
+    memory_bytes: dict[str, int] = {}
+    """Memory in use on the GPU by moment, e.g. `before` and `loaded`; empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 
@@ -121,6 +193,34 @@ class CheckRecord(_Record):
         return self
 
 
+class TwinRecord(_Record):
+    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`, of transport `alias`."""
+    transport: Literal["alias"] = "alias"
+    verdict: Outcome
+    detail: str = ""
+    """The check that does not hold, in a sentence; empty for PASS."""
+    compared: dict[str, int] = {}
+    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
+    kernels: list[str] = []
+    """Names of the kernels that ran, by the backend's own word."""
+    duration_ms: float
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "TwinRecord":
+        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
+            raise ValueError(f"twin of {self.id!r} passes without evidence")
+        return self
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
+
+
 class DaemonRecord(_Record):
     pid: int | None = None
     transport: str = ""
@@ -129,7 +229,8 @@ class DaemonRecord(_Record):
     key: dict[str, str | None] = {}
     """The fingerprint that both sides must share."""
     tensors: list[TensorRecord] = []
-    """The manifest: what the daemon serves."""
+    """The manifest: what the daemon serves. In evidence, of a model: as in RouteRecord."""
+    modules: list[ModuleRecord] = []
     error: ErrorRecord | None = None
     """Why it did not start to serve."""
     files_opened: list[str] = []
@@ -152,6 +253,7 @@ class CaseRecord(_Record):
     routes: dict[str, RouteRecord]
     checks: list[CheckRecord]
     daemon: DaemonRecord = DaemonRecord()
+    model: ModelRecord | None = None
     duration_ms: float
 
     @property
@@ -176,6 +278,28 @@ class CaseRecord(_Record):
     def holds(self) -> bool:
         """True when the case ended as it claims."""
         return self.verdict is self.expected
+
+
+class ControlRecord(_Record):
+    """A negative control: a defect planted on purpose, and whether the check meant for it said so."""
+
+    name: str
+    """The defect, as in `harness.defects`."""
+    plants: str
+    """What it does, in one sentence."""
+    case_id: str
+    check: str
+    """The check that must catch it."""
+    due: Outcome
+    """What this check must say."""
+    said: Outcome
+    """What it said."""
+    detail: str
+
+    @property
+    def caught(self) -> bool:
+        """True when the check gave the verdict that it must."""
+        return self.said is self.due
 
 
 class Counts(_Record):
@@ -246,6 +370,8 @@ class RunRecord(_Record):
     """`run`: the command that repeats the whole run."""
     messages: list[str] = []
     """What went wrong outside any case: a killed worker, an interrupted run."""
+    controls: list[ControlRecord] = []
+    """The negative controls that ran with the cases."""
     shard: ShardRecord | None = None
     """None where the run covers its whole plan."""
     merged: list[MergedRecord] = []

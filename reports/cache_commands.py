@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from loadproof.harness.matrix import BACKENDS
+from loadproof.harness.backends import BACKENDS
 
 _TRANSPORTS = ", ".join(name for on in BACKENDS.values() for name in on.transports)
 

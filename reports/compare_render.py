@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from .compare import Comparison
-from .compare_tables import Table, headline, tables, warning
+from .compare_tables import Table, counts, headline, tables, verdict, warning
 from .markdown import LIMIT_BYTES, escape
 from .text import one_line
 
@@ -78,7 +78,8 @@ def render_html(comparison: Comparison) -> str:
     policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{style_hash}'"
     return environment.get_template("compare.html.j2").render(
         comparison=comparison,
-        headline=headline(comparison),
+        verdict=verdict(comparison),
+        counts=counts(comparison),
         warning=warning(comparison),
         tables=tables(comparison),
         style=Markup(style),  # our own file, as it is

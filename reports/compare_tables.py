@@ -30,11 +30,21 @@ class Table:
     rows: tuple[Row, ...]
 
 
+def verdict(comparison: Comparison) -> str:
+    """Whether something is broken."""
+    return "SOMETHING IS BROKEN" if comparison.broken else "NOTHING IS BROKEN"
+
+
+def counts(comparison: Comparison) -> str:
+    """How many cases went which way."""
+    return (
+        ", ".join(f"{count} {status}" for status, count in comparison.counts.items() if count) or "no cases"
+    )
+
+
 def headline(comparison: Comparison) -> str:
-    """Whether something is broken, and how many cases went which way."""
-    word = "SOMETHING IS BROKEN" if comparison.broken else "NOTHING IS BROKEN"
-    counts = ", ".join(f"{count} {status}" for status, count in comparison.counts.items() if count)
-    return f"{word}: {counts or 'no cases'}"
+    """Verdict and counts on one line."""
+    return f"{verdict(comparison)}: {counts(comparison)}"
 
 
 def warning(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -10,13 +11,16 @@ from markupsafe import Markup
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from . import text, wording
+from .facts import CASE_LABELS, case_lines, route_rows
+from .figures import case_timeline, pointer_figure, tensor_bytes
+from .heatmap import heat_map
+from .islands import CHUNK, json_island
 from .load import Run
 from .markdown import render_markdown
+from .page import page_of
 from .pointers import pointer_table
-from .view import VERDICT_CHECKS, cases_in_order, device, evidence_sha256, values_of
+from .view import device, values_of
 
-DETAILED_CASES = 150
-"""Cases shown in detail; failing ones come first, and the report says where the rest is."""
 SHOWN_FIGURES = 24
 """Figures shown of a check's evidence."""
 
@@ -26,19 +30,19 @@ _TEMPLATES = Path(__file__).parent / "templates"
 def render_html(run: Run) -> str:
     """The page, a pure function of the evidence: no clock, no path of this machine."""
     style, script = _asset("report.css"), _asset("report.js")
-    cases = cases_in_order(run)
+    page = page_of(run)
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             record=run.record,
-            cases=cases,
-            failing=[case for case in cases if not case.holds],
-            detailed=cases[:DETAILED_CASES],
+            page=page,
             device=device(run),
             transports=values_of(run, "transport"),
             kernels=values_of(run, "kernel"),
-            evidence_sha256=evidence_sha256(run),
+            evidence_sha256=run.sha256,
+            digest=json_island(_digest(run)),
+            names=json_island({"chunk": CHUNK, "lines": CASE_LABELS, "routes": page.labels}),
             markdown=render_markdown(run),
             style=Markup(style),  # our own files, as they are
             script=Markup(script),
@@ -47,6 +51,14 @@ def render_html(run: Run) -> str:
     )
 
 
+def _digest(run: Run) -> dict[str, object]:
+    """The island `evidence-digest`, which `loadproof verify` reads; no head where the run was not sealed."""
+    record = run.record
+    head = record.chain.head if record.chain else ""
+    return {"run_id": record.run_id, "schema_version": record.schema_version, "head": head}
+
+
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -57,19 +69,25 @@ def _environment() -> Environment:
         finalize=_finalize,
     )
     environment.filters |= {
+        "case_lines": case_lines,
         "duration": text.duration,
         "flatten": text.flatten,
+        "heat_map": heat_map,
+        "pointer_figure": pointer_figure,
+        "pointer_table": pointer_table,
+        "route_rows": route_rows,
         "scalar": text.scalar,
         "short_hash": text.short_hash,
         "size": text.size,
         "tail": text.tail,
-        "pointer_table": pointer_table,
+        "tensor_bytes": tensor_bytes,
+        "timeline": case_timeline,
     }
     environment.globals |= {
         "wording": wording,
         "routes": ROUTES,
         "reference": REFERENCE_ROUTE.name,
-        "verdict_checks": VERDICT_CHECKS,
+        "case_labels": CASE_LABELS,
         "shown_figures": SHOWN_FIGURES,
     }
     return environment
@@ -80,6 +98,7 @@ def _finalize(value: object) -> object:
     return text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+@cache
 def _asset(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8").rstrip("\n")
 

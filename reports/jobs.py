@@ -1,7 +1,7 @@
 """The case matrix as jobs of a continuous integration: how many, on what, within which time and memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadproof.harness.errors import InvalidInput
@@ -15,15 +15,14 @@ class Label:
     name: str
     device: str
     """`cpu` or `cuda`."""
-    groups: tuple[str, ...]
-    """Groups of the matrix that `command` runs."""
     kernel: str | None
     """Only the cases of this kernel; None for all of the device."""
     runs_on: tuple[str, ...]
     """What GitHub's runners of this kind are labelled; elsewhere the label's name is tag or queue."""
     command: str
     """Runs the tests; options are appended."""
-    seconds_per_case: float
+    seconds: Mapping[str, float]
+    """For each group that `command` runs: what one case adds to a run, all workers taken together."""
     setup_seconds: float
     """Before the first case: packages, checkpoints, kernels."""
     figures: str
@@ -33,11 +32,17 @@ class Label:
     gpu_memory_gib: int
 
     @property
-    def cases(self) -> int:
-        return sum(len(cases(group, device=self.device, kernel=self.kernel)) for group in self.groups)
+    def cases(self) -> dict[str, int]:
+        """How many cases each group has here."""
+        return {group: len(cases(group, device=self.device, kernel=self.kernel)) for group in self.seconds}
+
+    @property
+    def total_seconds(self) -> float:
+        """All cases, without the set-up."""
+        return sum(count * self.seconds[group] for group, count in self.cases.items())
 
 
-_SYNTHETIC = ("synthetic-layers", "corner-layers", "refused-schemes", "refused-kernels")
+_LAYERS = ("synthetic-layers", "corner-layers", "refused-schemes", "refused-kernels")
 _ON_GPU = (
     "PYTHONPATH=src python3 -m pytest cases/layers cases/capability -n 8 -k 'not smollm2' "
     "--loadproof-require cuda"
@@ -49,24 +54,23 @@ LABELS = {
         Label(
             name="cpu",
             device="cpu",
-            groups=(*_SYNTHETIC, "real-layers"),
             kernel=None,
             runs_on=("ubuntu-24.04",),
             command="./validate --loadproof-device cpu",
-            seconds_per_case=0.25,
+            seconds=dict.fromkeys((*_LAYERS, "real-layers"), 0.25)
+            | {"real-models": 30.0, "synthetic-models": 1.5},
             setup_seconds=240,
-            figures="190 cases in 46 s on 2 cores; the set-up is an allowance for a first one",
+            figures="2 cores: 190 layer cases in 46 s, SmolLM2 in 30 s, a small model in 1.5 s; set-up: a guess",
             memory_gib=4,
             gpu_memory_gib=0,
         ),
         Label(
             name="h200",
             device="cuda",
-            groups=_SYNTHETIC,
             kernel=None,
             runs_on=("self-hosted", "linux", "gpu", "h200"),
             command=_ON_GPU,
-            seconds_per_case=1.0,
+            seconds=dict.fromkeys(_LAYERS, 1.0),
             setup_seconds=60,
             figures="288 cases in 280 s on one H200; the kernel is built in 46 s",
             memory_gib=32,
@@ -75,12 +79,11 @@ LABELS = {
         Label(
             name="l4",
             device="cuda",
-            groups=_SYNTHETIC,
             # The own kernel is built for sm_90a alone.
             kernel="vllm-cutlass",
             runs_on=("self-hosted", "linux", "gpu", "l4"),
             command=f"{_ON_GPU} --loadproof-kernel vllm-cutlass",
-            seconds_per_case=2.0,
+            seconds=dict.fromkeys(_LAYERS, 2.0),
             setup_seconds=60,
             figures="not run yet: twice the H200's seconds",
             memory_gib=32,
@@ -154,17 +157,17 @@ def _known(labels: Sequence[str]) -> Sequence[str]:
 
 
 def _shards(label: Label, minutes: int) -> list[Job]:
-    seconds = minutes * 60 - label.setup_seconds
-    fitting = math.floor(seconds / label.seconds_per_case)
-    if fitting < 1:
-        least = math.ceil((label.setup_seconds + label.seconds_per_case) / 60)
+    # The dearest case may come on top: cases are shared out by number.
+    before = label.setup_seconds + max(label.seconds.values())
+    left = minutes * 60 - before
+    if left <= 0:
         raise InvalidInput(
             f"--minutes for {label.name}",
-            expected=f"at least {least}: its set-up takes {label.setup_seconds:g} s",
+            expected=f"at least {math.floor(before / 60) + 1}: set-up and one case take {before:g} s",
             found=minutes,
             remedy="Give each job more minutes.",
         )
-    count = math.ceil(label.cases / fitting)
+    count = math.ceil(label.total_seconds / left)
     return [
         Job(label=label, index=index, count=count, timeout_minutes=2 * minutes)
         for index in range(1, count + 1)

@@ -10,7 +10,7 @@ from loadproof.harness.record import RunRecord
 from . import wording
 from .load import Run
 from .text import clean, flatten, one_line
-from .view import CaseView, cases_in_order, device, evidence_sha256
+from .view import CaseView, cases_in_order, device
 
 SUITE = "loadproof"
 _LONGEST = 4000
@@ -46,7 +46,7 @@ def _properties(suite: Element, run: Run) -> None:
         "verdict": wording.headline(run.record),
         "device": device(run),
         "run": run.record.run_id,
-        "evidence_sha256": evidence_sha256(run),
+        "evidence_sha256": run.sha256,
     }
     properties = SubElement(suite, "properties")
     for name, value in facts.items():

@@ -1,22 +1,32 @@
 """A run folder, read and checked: the only input of every report."""
 
+import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
-from loadproof.harness.plan import PLAN_FILE, Plan, summarise
-from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, RunRecord, Verdict
+from loadproof.harness.plan import PLAN_FILE, Plan, control_file, summarise
+from loadproof.harness.record import (
+    SCHEMA_VERSION,
+    CaseRecord,
+    ControlRecord,
+    RunRecord,
+    TwinRecord,
+    Verdict,
+)
 
-_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan)
+_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan, ControlRecord, TwinRecord)
 
 UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """A run as its folder holds it; `cases` follow the order of `record.cases`."""
 
@@ -24,6 +34,15 @@ class Run:
     cases: tuple[CaseRecord, ...]
     folder: Path
     """Where it was read; never part of a report."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """The head of the digest chain, or of all records where the run was never sealed."""
+        if self.record.chain:
+            return self.record.chain.head
+        records = [part.model_dump(mode="json") for part in (self.record, *self.cases)]
+        text = json.dumps(records, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_run(path: Path) -> Run:
@@ -36,13 +55,22 @@ def load_run(path: Path) -> Run:
     plan = folder / PLAN_FILE
     if plan.is_file() and not (folder / "run.json").exists():
         by_id = _evidence(path, (unended := parse(Plan, read_text(plan), PLAN_FILE)).run_id)
-        record = summarise(unended, by_id, [UNENDED])
+        record = summarise(unended, by_id, [UNENDED], controls=_controls(folder, unended))
     else:
         record = parse(RunRecord, read_text(folder / "run.json"), "run.json")
         by_id = _evidence(path, record.run_id)
     _require_consistent(record, by_id)
     cases = tuple(by_id[entry.id] for entry in record.cases if entry.id in by_id)
     return Run(record=record, cases=cases, folder=folder)
+
+
+def _controls(folder: Path, plan: Plan) -> dict[str, ControlRecord]:
+    files = {name: control_file(name) for name in plan.controls}
+    return {
+        name: parse(ControlRecord, read_text(folder / file), file)
+        for name, file in files.items()
+        if (folder / file).exists()
+    }
 
 
 def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
@@ -84,6 +112,9 @@ def read_text(path: Path) -> str:
 
 def parse(model: type[_Model], text: str, where: str) -> _Model:
     """A record of this schema version; raises InvalidInput that blames `where`."""
+    with suppress(ValidationError):
+        return model.model_validate_json(text)
+    # It is read again, slower, only to say what is wrong.
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -1,6 +1,7 @@
 """The report as Markdown for a pull request: same verdicts, at most 60 kB."""
 
 import re
+from collections.abc import Iterable
 
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import RunRecord
@@ -9,7 +10,7 @@ from loadproof.harness.routes import REFERENCE_ROUTE
 from . import wording
 from .load import Run
 from .text import clean, duration, flatten, one_line, short_hash
-from .view import CaseView, cases_in_order, device, evidence_sha256, values_of
+from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
 _REST_BYTES = 16_000
@@ -29,8 +30,7 @@ def render_markdown(run: Run, limit: int = LIMIT_BYTES) -> str:
         _table(cases_in_order(run), limit - _REST_BYTES),
         f"Environment: {_environment(run.record)}",
         _commands(run),
-        f"Evidence sha256: `{evidence_sha256(run)}`",
-        *([f"Evidence head (`loadproof verify`): `{run.record.chain.head}`"] if run.record.chain else []),
+        _evidence(run),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
@@ -64,11 +64,12 @@ def _summary(run: Run) -> str:
 
 def _messages(record: RunRecord) -> list[str]:
     lines = [f"- {escape(message)}" for message in record.messages]
-    return [_within(lines, _PART_BYTES, "- {} more messages in report.html")] if lines else []
+    notice = "- {} more messages in report.html"
+    return [_within(lines, len(lines), _PART_BYTES, notice)] if lines else []
 
 
 def _table(cases: list[CaseView], limit: int) -> str:
-    rows = _within([_row(case) for case in cases], limit, "\n{} more cases in report.html")
+    rows = _within(map(_row, cases), len(cases), limit, "\n{} more cases in report.html")
     return f"{_HEADER}\n{rows}" if rows else "No case was planned."
 
 
@@ -89,14 +90,12 @@ def _outcome(outcome: Outcome) -> str:
 
 
 def _outputs(case: CaseView) -> str:
-    differing = sorted(
-        {
-            name
-            for row in case.output_rows()
-            for name, output in row.items()
-            if output and (reference := row[REFERENCE_ROUTE.name]) and output.sha256 != reference.sha256
-        }
-    )
+    reference = case.routes[REFERENCE_ROUTE.name]
+    differing = [
+        name
+        for name, found in case.verdicts.items()
+        if reference and case.routes[name] and found.outputs in (Outcome.BYTES, Outcome.SHAPE, Outcome.DTYPE)
+    ]
     digest = case.output_digest()
     shown = f"`{short_hash(digest)}`" if digest else "none"
     return f"{shown}, differs: {', '.join(differing)}" if differing else shown
@@ -106,13 +105,21 @@ def _environment(record: RunRecord) -> str:
     groups = ("host", "gpu", "python", "torch", "packages", "git")
     found = {name: record.environment[name] for name in groups if name in record.environment}
     facts = [f"{escape(name)} {escape(value)}" for name, value in flatten(found)]
-    return _within(facts, _PART_BYTES, "{} more facts in report.html", joint="; ") or "not recorded"
+    notice = "{} more facts in report.html"
+    return _within(facts, len(facts), _PART_BYTES, notice, joint="; ") or "not recorded"
+
+
+def _evidence(run: Run) -> str:
+    if chain := run.record.chain:
+        return f"Evidence sha256, to be held against `loadproof verify`: `{chain.head}`"
+    return f"Evidence sha256, of a run that was not sealed: `{run.sha256}`"
 
 
 def _commands(run: Run) -> str:
     failing = [case.rerun for case in cases_in_order(run) if case.rerun and not case.holds]
     commands = [one_line(command) for command in (*run.record.commands.values(), *failing)]
-    text = _within(commands, _PART_BYTES, "# {} more commands in report.html") or "# no command was recorded"
+    notice = "# {} more commands in report.html"
+    text = _within(commands, len(commands), _PART_BYTES, notice) or "# no command was recorded"
     longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"<details><summary>Commands</summary>\n\n{fence}sh\n{clean(text)}\n{fence}\n\n</details>"
@@ -122,13 +129,13 @@ def _bullets(title: str, lines: tuple[str, ...]) -> str:
     return f"**{title}**\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def _within(lines: list[str], limit: int, notice: str, joint: str = "\n") -> str:
-    """As many lines as fit, and a last one, `notice`, that says how many do not."""
-    used, kept = 0, 0
+def _within(lines: Iterable[str], count: int, limit: int, notice: str, joint: str = "\n") -> str:
+    """As many of the `count` lines as fit, and a last one, `notice`, that says how many do not."""
+    kept: list[str] = []
     for line in lines:
-        used += len((line + joint).encode())
-        if used > limit:
+        limit -= len((line + joint).encode())
+        if limit < 0:
             break
-        kept += 1
-    cut = len(lines) - kept
-    return joint.join([*lines[:kept], *([notice.format(cut)] if cut else [])])
+        kept.append(line)
+    cut = count - len(kept)
+    return joint.join([*kept, *([notice.format(cut)] if cut else [])])

@@ -43,7 +43,7 @@ class PointerTable:
 def pointer_table(case: CaseRecord) -> PointerTable:
     """Set each route's tensors against the daemon's manifest."""
     served = case.daemon.tensors
-    letters = _letters(case)
+    letters = letters_of(case)
     return PointerTable(
         allocations=letters,
         rows=[_row(tensor, case, letters) for tensor in served[:ROW_LIMIT]],
@@ -54,9 +54,11 @@ def pointer_table(case: CaseRecord) -> PointerTable:
     )
 
 
-def _letters(case: CaseRecord) -> dict[str, str]:
-    identities = (i for i in (case.daemon.allocation, *(t.allocation for t in case.daemon.tensors)) if i)
-    return dict(zip(dict.fromkeys(identities), _letter_names(), strict=False))
+def letters_of(case: CaseRecord) -> dict[str, str]:
+    """Each allocation that the daemon serves from, with its letter."""
+    found = dict.fromkeys([case.daemon.allocation, *[t.allocation for t in case.daemon.tensors]])
+    found.pop("", None)
+    return dict(zip(found, _letter_names(), strict=False))
 
 
 def _letter_names() -> Iterator[str]:

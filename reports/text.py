@@ -2,11 +2,15 @@
 
 import json
 import re
+from functools import lru_cache
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides and lone surrogates."""
 _ANSI = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
-_HOME = re.compile(r"/(?:home|Users)/[^/\s:\"']+|(?<![\w.])/root(?=/)")
+# Begins with a plain slash, so that long texts are searched fast.
+_HOME = re.compile(r"/(?:(?:home|Users)/[^/\s:\"']+|(?<![\w.]/)root(?=/))")
+
+_TEMPLATE = re.compile(r"<.*", re.DOTALL)
 
 _HEX_SHOWN = 12
 _VALUE_LIMIT = 400
@@ -14,8 +18,11 @@ _VALUE_LIMIT = 400
 
 def clean(text: str) -> str:
     """Without terminal colours and control characters, and with home folders as `~`."""
-    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _HOME.sub("~", _CONTROLS.sub("\ufffd", text))
+    # Nearly all text is plain, and there is much of it.
+    if not text.isprintable():
+        text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+        text = _CONTROLS.sub("\ufffd", text)
+    return _HOME.sub("~", text) if "/" in text else text
 
 
 def one_line(text: str) -> str:
@@ -26,6 +33,27 @@ def one_line(text: str) -> str:
 def short_hash(digest: str) -> str:
     """The first digits of a digest; enough to compare by eye."""
     return digest if len(digest) <= _HEX_SHOWN else f"{digest[:_HEX_SHOWN]}…"
+
+
+@lru_cache(maxsize=1024)
+def short_symbol(symbol: str) -> str:
+    """A kernel's symbol without its template arguments: `cutlass::device_kernel<…>`.
+
+    Of a mangled name, the leading namespaces and the function.
+    """
+    if symbol.startswith("_ZN"):
+        return "::".join(_mangled_parts(symbol[3:])) + "<…>"
+    plain = symbol.removeprefix("void ")
+    return _TEMPLATE.sub("<…>", plain)
+
+
+def _mangled_parts(rest: str) -> list[str]:
+    parts = []
+    while found := re.match(r"\d+", rest):
+        length, start = int(found.group()), found.end()
+        parts.append(rest[start : start + length])
+        rest = rest[start + length :]
+    return parts
 
 
 def tail(text: str, limit: int = 8192) -> str:

@@ -1,27 +1,21 @@
 """What the reports show of a run: cases in reading order, and the facts in their tables."""
 
 import hashlib
-import json
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, OutputRecord, RouteRecord
-from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES, Route
+from loadproof.harness.record import CaseEntry, CaseRecord, CheckRecord, RouteRecord
+from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .load import Run
-
-VERDICT_CHECKS = (
-    ("Outputs", "outputs_exact"),
-    ("Shared", "pointers_shared"),
-    ("Contents", "contents_preserved"),
-)
-"""The three verdicts that are never merged: column title, check."""
+from .verdicts import RouteVerdicts, route_verdicts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CaseView:
     """One planned case: its entry in `run.json`, and its evidence where there is any."""
 
@@ -32,7 +26,7 @@ class CaseView:
     def id(self) -> str:
         return self.entry.id
 
-    @property
+    @cached_property
     def anchor(self) -> str:
         """A fragment that is stable between runs and safe whatever the id holds."""
         return "case-" + hashlib.sha256(self.id.encode()).hexdigest()[:10]
@@ -50,17 +44,21 @@ class CaseView:
     def holds(self) -> bool:
         return self.record is not None and self.record.holds
 
-    @property
+    @cached_property
     def routes(self) -> dict[str, RouteRecord | None]:
         """The four routes in their order; None where one left nothing."""
         found = self.record.routes if self.record else {}
         return {route.name: found.get(route.name) for route in ROUTES}
 
+    @cached_property
+    def verdicts(self) -> dict[str, RouteVerdicts]:
+        """How each route ended, and its three verdicts."""
+        return route_verdicts(self.record)
+
     @property
     def outcomes(self) -> dict[str, Outcome]:
         """How each route ended, set against the reference: a route that ran well may differ."""
-        reference = self.routes[REFERENCE_ROUTE.name]
-        return {route.name: _outcome(route, self.routes[route.name], reference) for route in ROUTES}
+        return {name: found.word for name, found in self.verdicts.items()}
 
     @property
     def failed_checks(self) -> list[CheckRecord]:
@@ -90,20 +88,11 @@ class CaseView:
             return Outcome.INCOMPLETE
         return next((c.verdict for c in self.record.checks if c.name == name), None)
 
-    def output_rows(self) -> list[dict[str, OutputRecord | None]]:
-        """For each M, the output of each route."""
-        sizes = sorted({o.m for r in self.routes.values() if r for o in r.outputs})
-        return [{n: _output(r, m) for n, r in self.routes.items()} for m in sizes]
-
     def output_digest(self) -> str:
         """One digest of the reference's outputs: the sha256 itself, or that of the list of them."""
         reference = self.routes[REFERENCE_ROUTE.name]
         digests = [output.sha256 for output in reference.outputs] if reference else []
-        return digests[0] if len(digests) == 1 else digest(digests) if digests else ""
-
-    def phases(self) -> list[str]:
-        """Names of the timed phases, in order of appearance."""
-        return list(dict.fromkeys(p for r in self.routes.values() if r for p in r.timings_ms))
+        return digests[0] if len(digests) == 1 else _digest(digests) if digests else ""
 
 
 def cases_in_order(run: Run) -> list[CaseView]:
@@ -129,37 +118,8 @@ def device(run: Run) -> str:
     return ", ".join(dict.fromkeys(names)) or "GPU, name not recorded"
 
 
-def evidence_sha256(run: Run) -> str:
-    """Digest of everything that the report was made from, independent of file layout."""
-    return digest([part.model_dump(mode="json") for part in (run.record, *run.cases)])
-
-
-def digest(value: object) -> str:
-    """sha256 of the value's JSON with sorted keys and no white space."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _outcome(route: Route, found: RouteRecord | None, reference: RouteRecord | None) -> Outcome:
-    """The recorded outcome; PASS only with the due way and with outputs equal to the reference's."""
-    if found is None:
-        return Outcome.INCOMPLETE
-    if found.outcome is not Outcome.PASS:
-        return found.outcome
-    if found.route_taken != route.must_observe:
-        return Outcome.WRONG_ROUTE
-    if reference is None or not found.outputs or len(found.outputs) != len(reference.outputs):
-        return Outcome.INCOMPLETE
-    pairs = list(zip(found.outputs, reference.outputs, strict=True))
-    if any(ours.shape != theirs.shape for ours, theirs in pairs):
-        return Outcome.SHAPE
-    if any(ours.dtype != theirs.dtype for ours, theirs in pairs):
-        return Outcome.DTYPE
-    return Outcome.PASS if all(ours.sha256 == theirs.sha256 for ours, theirs in pairs) else Outcome.BYTES
-
-
-def _output(route: RouteRecord | None, m: int) -> OutputRecord | None:
-    return next((output for output in route.outputs if output.m == m), None) if route else None
+def _digest(digests: list[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _pytest_command(node_id: str) -> str:

@@ -139,6 +139,12 @@ def test_one_change_is_the_one_thing_named(
     assert found[0].startswith(f"{blamed}: expected")
 
 
+def test_evidence_of_another_run_is_told_from_changed_evidence(run: Path) -> None:
+    edit(run / "evidence" / "b-memfd.json", set_in("run_id", to="another"))
+    (complaint,) = complaints(run)
+    assert complaint.endswith("expected evidence of run 20260105-101500-ab12, found evidence of run another")
+
+
 def test_older_and_newer_schema_versions_are_told_apart(run: Path) -> None:
     for version in (0, 2):
         edit(run / "run.json", set_in("schema_version", to=version))

@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
-from loadproof.harness.matrix import BACKENDS, SMOLLM2, SYNTHETIC, Sizes, cases, every_case
+from loadproof.harness.matrix import BACKENDS, SMOLLM2, SYNTHETIC, Sizes, cases, every_case, twins
 from loadproof.harness.spec import ALIGNMENT, CaseSpec, ProjectionKind, RealSource, Scheme, SyntheticSource
 
 ALL = every_case()
@@ -98,3 +98,18 @@ def test_every_refusal_is_claimed_with_fallback_and_without() -> None:
     assert {case.id for case in refused if case.fallback_allowed} == {
         f"{i}-fallback-allowed" for i in without
     }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("group", LAYER_GROUPS)
+def test_every_layer_has_one_twin_that_is_no_case(group: str, device: str) -> None:
+    def layers(selected: list[CaseSpec]) -> set[object]:
+        return {(case.layer, case.source, case.kernel, case.device, case.m_values) for case in selected}
+
+    of_cases, of_twins = cases(group, device=device), twins(group, device=device)
+    assert layers(of_twins) == layers(of_cases)
+    assert len(of_twins) == len(layers(of_cases)) > 0
+    ids = {twin.id for twin in of_twins}
+    assert len(ids) == len(of_twins)
+    assert all(name.endswith("-alias") for name in ids)
+    assert not ids & {case.id for case in ALL}

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import PROBE_BYTES
 from loadproof.harness.cache.arena.memfd import MemfdArena, MemfdAttachment
-from loadproof.harness.cache.manifest import Manifest, fill, place, restore
+from loadproof.harness.cache.manifest import Manifest, fill, place, restore, views
 from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import BadManifest
 from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
+from loadproof.harness.model_spec import PlainTensor
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, RunRecord
 from loadproof.harness.spec import LayerSpec
@@ -41,12 +42,17 @@ def test_layer_reads_back(layer: LayerSpec) -> None:
     assert LayerSpec.from_json(through_json(layer.to_json())) == layer
 
 
+plain_tensors = st.lists(
+    st.builds(PlainTensor, name=texts, dtype=texts, shape=st.lists(st.integers(0, 2**40)).map(tuple)),
+    max_size=3,
+).map(tuple)
 engine_jobs = st.builds(
     EngineJob,
     loader=st.sampled_from(["disk", "cache"]),
     checkpoint=paths,
     links_into=st.none() | paths,
-    layer=layers(),
+    layers=st.lists(layers(), max_size=3).map(tuple),
+    plain=plain_tensors,
     kernel=texts,
     transport=texts,
     socket=paths,
@@ -60,6 +66,7 @@ daemon_jobs = st.builds(
     DaemonJob,
     checkpoint=paths,
     layers=st.lists(layers(), max_size=3).map(tuple),
+    plain=plain_tensors,
     socket=paths,
     transport=texts,
     kernel=texts,
@@ -248,6 +255,9 @@ def test_changed_field_is_bad_or_read_as_it_stands(path: tuple[Any, ...], value:
     if manifest is not None:
         assert same_json(through_json(manifest.to_json()), document)
         (layout,) = manifest.layouts.values()
+        if layout is None:
+            # The layer is then taken for a module that is served as it is, which `restore` refuses.
+            return
         sizes = (layout.logical_width, layout.padded_width, layout.logical_k, layout.padded_k)
         assert {type(size) for size in sizes} == {int}
         assert type(layout.transposed) is bool
@@ -257,9 +267,7 @@ def test_changed_field_is_bad_or_read_as_it_stands(path: tuple[Any, ...], value:
 def test_missing_field_is_bad(path: tuple[Any, ...]) -> None:
     document = through_json(GOOD)
     edited(document, path, lambda container, key: container.pop(key))
-    manifest = accepted(document)
-    # Without one whole tensor a manifest is still one.
-    assert manifest is None or (len(path) == 2 and path[0] == "entries")
+    assert accepted(document) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(FIELDS), small), min_size=1, max_size=4))
@@ -281,7 +289,7 @@ def test_whatever_is_accepted_can_be_restored_within_the_arena(
     attachment = MemfdAttachment(os.dup(arena.fd), arena.nbytes, manifest.probe_offset, sealed=True)
     try:
         attachment.read_probe()
-        for tensor in restore(manifest, attachment, LAYER).tensors.values():
+        for tensor in restore(manifest, views(manifest, attachment), LAYER).tensors.values():
             tensor.clone()
     finally:
         attachment.close()
@@ -290,7 +298,8 @@ def test_whatever_is_accepted_can_be_restored_within_the_arena(
 
 def with_first_entry(document: Any, **fields: Any) -> Any:
     """`document` with fields of its first entry replaced."""
-    document["entries"][0].update(fields)
+    for name, value in fields.items():
+        document["entries"][name][0] = value
     return document
 
 
@@ -322,7 +331,7 @@ def test_every_accepted_dtype_can_be_restored(dtype: str) -> None:
     arena = MemfdArena(manifest.arena_bytes, sealed=False)
     attachment = MemfdAttachment(os.dup(arena.fd), arena.nbytes, manifest.probe_offset, sealed=False)
     try:
-        assert restore(manifest, attachment, LAYER).tensors["weight"].element_size() == size
+        assert restore(manifest, views(manifest, attachment), LAYER).tensors["weight"].element_size() == size
     finally:
         attachment.close()
         arena.close()

@@ -36,7 +36,7 @@ def test_folder_imports_nothing_above_it(folder: str) -> None:
 
 def test_collection_imports_no_torch() -> None:
     code = (
-        "import sys, pytest; status = pytest.main(['--collect-only', '-q', 'cases/layers']);"
+        "import sys, pytest; status = pytest.main(['--collect-only', '-q', 'cases/layers', 'cases/twin']);"
         "print('STATUS', int(status), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

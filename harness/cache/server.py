@@ -4,6 +4,7 @@ When an engine dies, by whatever signal, the kernel closes its connection and no
 Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonce), `digest` (hashes again).
 """
 
+import json
 import os
 import re
 import reprlib
@@ -37,6 +38,8 @@ class CacheServer:
         self._listener = listener
         self._arena = arena
         self._manifest = manifest
+        # Written out once: it is the same for every engine.
+        self._described = json.dumps(manifest.to_json())
         self._key = key
         self._transport = transport
         self._epoch = os.urandom(8).hex()
@@ -145,7 +148,7 @@ class CacheServer:
             return answer | {"status": "key_mismatch", "fields": fields}, None
         with self._lock:
             self._attachments += 1
-        return answer | {"transport": self._transport, "manifest": self._manifest.to_json()}, self._arena.fd
+        return answer | {"transport": self._transport, "manifest": self._described}, self._arena.fd
 
     def _digests(self) -> dict[str, str]:
         return {e.name: sha256(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}

@@ -6,14 +6,15 @@ import torch
 
 from ..outcome import Outcome
 from ..tensor_bytes import dtype_name, memory_bytes
+from .difference import describe
 
 
 def compare(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[Outcome, dict[str, Any]]:
     """Shape, then dtype, then bytes.
 
     Returns:
-        PASS with the number of bytes compared, or SHAPE, DTYPE or BYTES with the first difference:
-        element coordinate, byte within the element, both bytes in hex and both values.
+        PASS with the number of bytes compared, or SHAPE, DTYPE or BYTES with what `difference.describe`
+        says of the elements that differ.
     """
     if reference.shape != candidate.shape:
         return Outcome.SHAPE, {"reference": list(reference.shape), "candidate": list(candidate.shape)}
@@ -24,27 +25,5 @@ def compare(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[Outcome, 
     differing = (left != right).nonzero().flatten()
     if differing.numel() == 0:
         return Outcome.PASS, {"bytes": left.numel()}
-    return Outcome.BYTES, _difference(reference, candidate, differing, left, right)
-
-
-def _difference(
-    reference: torch.Tensor,
-    candidate: torch.Tensor,
-    differing: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
-) -> dict[str, Any]:
-    size = reference.element_size()
-    elements = torch.unique_consecutive(differing.div(size, rounding_mode="floor"))
-    first = int(elements[0])
-    span = slice(first * size, (first + 1) * size)
-    return {
-        "bytes": left.numel(),
-        "differing_elements": elements.numel(),
-        "elements": reference.numel(),
-        "first_index": [int(i) for i in torch.unravel_index(torch.tensor(first), reference.shape)],
-        "reference_hex": bytes(left[span].tolist()).hex(),
-        "candidate_hex": bytes(right[span].tolist()).hex(),
-        "reference_value": str(reference.flatten()[first].item()),
-        "candidate_value": str(candidate.flatten()[first].item()),
-    }
+    elements = torch.unique_consecutive(differing.div(reference.element_size(), rounding_mode="floor"))
+    return Outcome.BYTES, {"bytes": left.numel(), **describe(reference, candidate, elements.numpy())}

@@ -1,9 +1,12 @@
 """pointers_shared, contents_preserved, layout_restored: where the weights lie and what became of them."""
 
+from typing import Any
+
 from ..formats import Layout
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
 from ..record import TensorRecord
+from ..spec import LayerSpec
 from .verdict import Tally
 
 
@@ -18,12 +21,20 @@ def pointers_shared(seen: CaseObservation, tally: Tally) -> str:
             for tensor in tensors:
                 private = tensor.allocation != seen.daemon.allocation
                 detail = f"{tensor.name} on route {route.route.name} lies in the daemon's memory."
-                tally.require(private, Outcome.NOT_SHARED, detail, allocation=tensor.allocation)
+                where = {"route": route.route.name, "tensor": tensor.name}
+                tally.require(private, Outcome.NOT_SHARED, detail, **where, allocation=tensor.allocation)
             continue
         held = sorted(t.name for t in tensors)
         complete = held == sorted(manifest) and bool(held)
         detail = f"Route {route.route.name} holds other tensors than the manifest lists."
-        tally.require(complete, Outcome.NOT_SHARED, detail, expected=sorted(manifest), found=held)
+        tally.require(
+            complete,
+            Outcome.NOT_SHARED,
+            detail,
+            route=route.route.name,
+            expected=sorted(manifest),
+            found=held,
+        )
         for tensor in tensors:
             _require_shared(route, tensor, manifest.get(tensor.name), tally)
         _require_probe(route, tally)
@@ -37,7 +48,8 @@ def _require_unmoved(route: RouteObservation, tensors: list[TensorRecord], tally
     loaded = {t.name: [t.allocation, t.offset] for t in tensors}
     found = route.said("places_after")
     detail = f"Route {route.route.name} computed with other memory than it had loaded."
-    tally.require(found == loaded, Outcome.NOT_SHARED, detail, expected=loaded, found=found)
+    name = route.route.name
+    tally.require(found == loaded, Outcome.NOT_SHARED, detail, route=name, expected=loaded, found=found)
 
 
 def _require_shared(
@@ -61,6 +73,7 @@ def _require_probe(route: RouteObservation, tally: Tally) -> None:
         probe == route.nonce,
         Outcome.NOT_SHARED,
         f"Route {route.route.name} does not see what the daemon wrote after the attachment.",
+        route=route.route.name,
         expected=route.nonce,
         found=probe,
     )
@@ -89,21 +102,27 @@ def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
 
 def layout_restored(seen: CaseObservation, tally: Tally) -> str:
     """Shapes, strides and logical widths are those of a correctly processed layer, on every route."""
-    layer = seen.case.layer
-    expected = Layout.of(layer).to_json()
-    k, n = layer.padded_k, layer.padded_width
     for route in seen.in_order():
-        found = route.said("layout")
-        wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
-        detail = f"Route {route.route.name} restored another layout."
-        tally.require(not wrong, Outcome.LAYOUT, detail, expected_found=wrong)
-        weight = next(t for t in route.said("tensors") if t["name"] == f"{layer.name}.weight")
-        shape = (weight["shape"], weight["stride"])
-        detail = f"The weight on route {route.route.name} is not column-major [K, N]."
-        tally.require(
-            shape == ([k, n], [1, k]), Outcome.LAYOUT, detail, expected=[[k, n], [1, k]], found=shape
-        )
-        others = {t["name"].rpartition(".")[2]: t["shape"] for t in route.said("tensors")}
-        per_channel = others["weight_scale"] in ([], [n])
-        tally.require(per_channel, Outcome.LAYOUT, "The weight scale has another shape.", found=others)
+        layouts, tensors = route.said("layouts"), {t["name"]: t for t in route.said("tensors")}
+        for layer in seen.layers:
+            _require_layout(route.route.name, layer, layouts[layer.name], tensors, tally)
     return "Shape, strides, logical and padded sizes are as processing leaves them, on all routes."
+
+
+def _require_layout(
+    route: str, layer: LayerSpec, found: dict[str, Any], tensors: dict[str, Any], tally: Tally
+) -> None:
+    expected = Layout.of(layer).to_json()
+    wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
+    detail = f"Route {route} restored another layout of {layer.name}."
+    tally.require(not wrong, Outcome.LAYOUT, detail, route=route, expected_found=wrong)
+    weight, k, n = tensors[f"{layer.name}.weight"], layer.padded_k, layer.padded_width
+    shape = (weight["shape"], weight["stride"])
+    detail = f"The weight of {layer.name} on route {route} is not column-major [K, N]."
+    expected_shape = ([k, n], [1, k])
+    tally.require(
+        shape == expected_shape, Outcome.LAYOUT, detail, route=route, expected=expected_shape, found=shape
+    )
+    scale = tensors[f"{layer.name}.weight_scale"]["shape"]
+    detail = f"The weight scale of {layer.name} on route {route} has another shape."
+    tally.require(scale in ([], [n]), Outcome.LAYOUT, detail, route=route, found=scale)

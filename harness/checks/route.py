@@ -15,19 +15,20 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
         return ""
     for route in seen.in_order():
         name, want, taken = route.route.name, route.route.must_observe, route.said("route_taken")
-        tally.require(taken == want, Outcome.WRONG_ROUTE, f"Route {name} took {taken!r}, not {want!r}.")
+        detail = f"Route {name} took {taken!r}, not {want!r}."
+        tally.require(taken == want, Outcome.WRONG_ROUTE, detail, route=name, found=taken)
         mapped, pid = route.said("mapped_bytes"), route.said("daemon_pid")
         if route.route.shares:
             detail = f"Route {name} is not attached to this daemon."
             same = pid == seen.daemon.pid and mapped > 0
-            tally.require(same, Outcome.WRONG_ROUTE, detail, expected=seen.daemon.pid, found=pid)
+            tally.require(same, Outcome.WRONG_ROUTE, detail, route=name, expected=seen.daemon.pid, found=pid)
             detail = f"On route {name} the daemon did not hand out its memory exactly once."
-            tally.require(route.attachments == 1, Outcome.WRONG_ROUTE, detail, found=route.attachments)
+            once = route.attachments == 1
+            tally.require(once, Outcome.WRONG_ROUTE, detail, route=name, found=route.attachments)
         else:
             alone = mapped == 0 and pid is None
-            tally.require(
-                alone, Outcome.WRONG_ROUTE, f"Route {name} mapped a daemon's memory.", daemon_pid=pid
-            )
+            detail = f"Route {name} mapped a daemon's memory."
+            tally.require(alone, Outcome.WRONG_ROUTE, detail, route=name, daemon_pid=pid)
     return "Each route took its own way: disk, fallback, attach, attach."
 
 
@@ -35,11 +36,12 @@ def _require_files(route: RouteObservation, tally: Tally) -> None:
     name, opened = route.route.name, route.files_opened
     if route.route.shares:
         detail = f"Route {name} opened weight files, though it must only attach."
-        tally.require(not opened, Outcome.WRONG_ROUTE, detail, files_opened=opened)
-        tally.require(route.decoy, Outcome.WRONG_ROUTE, f"Route {name} ran without a decoy.")
+        tally.require(not opened, Outcome.WRONG_ROUTE, detail, route=name, files_opened=opened)
+        detail = f"Route {name} ran without a decoy."
+        tally.require(route.decoy, Outcome.WRONG_ROUTE, detail, route=name)
     elif route.outcome is Outcome.PASS:
         detail = f"Route {name} never opened a weight file, though it must read the disk."
-        tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, files_opened=opened)
+        tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, route=name, files_opened=opened)
 
 
 def kernel_witnessed(seen: CaseObservation, tally: Tally) -> str:
@@ -51,5 +53,5 @@ def kernel_witnessed(seen: CaseObservation, tally: Tally) -> str:
         else:
             named = bool(ran) and all(k == backend or k.startswith(f"{backend}_") for k in ran)
         detail = f"Route {route.route.name} ran {ran or 'no kernel'}, not backend {backend!r} alone."
-        tally.require(named, Outcome.WRONG_KERNEL, detail, kernels=ran)
+        tally.require(named, Outcome.WRONG_KERNEL, detail, route=route.route.name, kernels=ran)
     return f"A {seen.case.kernel} kernel ran on every route."

@@ -1,0 +1,49 @@
+"""Provenance of the libraries that compute: RECORD's hash against that of the file on disk."""
+
+import base64
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadproof.fixtures import libraries
+from loadproof.fixtures.libraries import describe_libraries
+
+CONTENT = b"a kernel"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with one library; returns the library's path."""
+    library = tmp_path / "kernels" / "lib.so"
+    library.parent.mkdir()
+    library.write_bytes(CONTENT)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(CONTENT).digest()).decode().rstrip("=")
+    info = tmp_path / "kernels-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f"kernels/lib.so,sha256={digest},{len(CONTENT)}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(libraries._COMPUTING, "cpu", {"kernels": ("kernels/lib.so",), "absent": ("x.so",)})
+    return library
+
+
+def test_an_untouched_library_has_its_records_hash(installed: Path) -> None:
+    (found,) = describe_libraries("cpu")
+    assert found["equal"]
+    assert found["record_sha256"] == found["disk_sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert (found["version"], found["bytes"]) == ("1.0", len(CONTENT))
+
+
+def test_a_changed_library_is_told(installed: Path) -> None:
+    installed.write_bytes(b"A kernel")
+    (found,) = describe_libraries("cpu")
+    assert not found["equal"]
+    assert found["disk_sha256"] == hashlib.sha256(b"A kernel").hexdigest()
+
+
+def test_a_missing_library_is_told(installed: Path) -> None:
+    installed.unlink()
+    (found,) = describe_libraries("cpu")
+    assert (found["equal"], found["disk_sha256"]) == (False, "no such file")
