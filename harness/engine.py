@@ -128,7 +128,8 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     reporter.phase("located", places_after=places(work.tensors()))
     reporter.phase("ran", kernels=launched, **work.observed())
     save_tensors({name: tensor.cpu() for name, tensor in results.items()}, job.results)
-    reporter.phase("finished", tensors_after=digests(work.tensors()))
+    lost = loaded.attached is not None and loaded.attached.client.lost()
+    reporter.phase("finished", tensors_after=digests(work.tensors()), daemon_lost=lost)
 
 
 def load(job: EngineJob, kernel: Kernel) -> Loaded:

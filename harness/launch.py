@@ -229,12 +229,16 @@ class Child:
                 self.wait(2.0)
         return self.exit
 
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
     def abort(self, phase: str, seconds: float) -> ProcessTimeout:
         """Have a hung process write its stacks, kill it, and return the error that says so."""
         self._signal(signal.SIGUSR1)
         time.sleep(0.2)
-        self._signal(signal.SIGKILL)
-        self.wait()
+        self.kill()
         return ProcessTimeout(
             f"process {self.pid}",
             expected=f"the phase after {phase!r} within {seconds:g} s",

@@ -242,6 +242,16 @@ def refused_kernels(on: Backends) -> list[CaseSpec]:
     ]
 
 
+def lost_daemons(on: Backends) -> list[CaseSpec]:
+    """The daemon is killed under an attached engine, which must finish on the memory that it has mapped."""
+    return [
+        replace(case, daemon_killed=True)
+        for layer in _both_schemes()
+        for transport in on.transports
+        for case in _each_kernel(on, layer, ProjectionKind.QKV, SyntheticSource(seed=SEED), transport)
+    ]
+
+
 def _both_schemes() -> Iterator[LayerSpec]:
     for scheme in Scheme:
         yield layer_spec(ProjectionKind.QKV, scheme, (91, 33, 25), 57)
@@ -251,6 +261,7 @@ GROUPS: dict[str, Callable[[Backends], Sequence[Case]]] = {
     "synthetic-layers": synthetic_layers,
     "corner-layers": corner_layers,
     "real-layers": real_layers,
+    "lost-daemons": lost_daemons,
     "refused-schemes": refused_schemes,
     "refused-kernels": refused_kernels,
     "real-models": real_models,
@@ -288,6 +299,7 @@ CONTROLS = (
     "disk-instead-of-attach",
     "copied-by-value",
     "store-into-shared-memory",
+    "store-into-sealed-memory",
     "header-only-key",
 )
 """Defects of `harness.defects` that are planted in every run; see `harness.controls`."""

@@ -59,6 +59,8 @@ class WitnessRecord(_Record):
     """Weight bytes that the engine's reader read; information only."""
     attachments: int | None = None
     """How often the daemon handed out its memory on this route, by its own word; None without a daemon."""
+    daemon_lost: bool = False
+    """True when the engine found, after its run, that the daemon it had attached to was gone."""
     probe: bool = False
     """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
 

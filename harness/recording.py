@@ -60,6 +60,7 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             decoy=seen.decoy,
             mapped_bytes=said.get("mapped_bytes", 0),
             daemon_pid=said.get("daemon_pid"),
+            daemon_lost=said.get("daemon_lost", False),
             checkpoint_bytes_read=said.get("checkpoint_bytes_read", 0),
             attachments=seen.attachments,
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,

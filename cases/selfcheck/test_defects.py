@@ -57,8 +57,9 @@ def case_for(defect: str | None) -> CaseSpec:
         layer=layer,
         projection=QKV,
         source=SyntheticSource(seed=3),
-        transport="memfd-writable",
+        transport="memfd" if defect == "store-into-sealed-memory" else "memfd-writable",
         m_values=(1, 2, 17),
+        daemon_killed=defect == "loss-of-the-daemon-unnoticed",
     )
 
 
@@ -78,6 +79,8 @@ CAUGHT = {
     "flipped-bit-in-padding": ("processed_exact", "PROCESSED"),
     "header-only-key": ("outputs_exact", "BYTES"),
     "store-into-shared-memory": ("contents_preserved", "MUTATED"),
+    "store-into-sealed-memory": ("outputs_exact", "CRASHED"),
+    "loss-of-the-daemon-unnoticed": ("route_witnessed", "WRONG_ROUTE"),
     "negative-zero": ("outputs_exact", "BYTES"),
     "output-scaled-by-ten-percent": ("gemm_bounded", "BOUND"),
     "weight-scale-off-by-ten-percent": ("processed_exact", "PROCESSED"),
@@ -114,10 +117,9 @@ def prove(
     defect: str | None,
     *,
     case: CaseSpec | None = None,
-    transport: str = "memfd-writable",
     spoiled: dict[str, torch.Tensor] | None = None,
 ) -> CaseRecord:
-    case = dataclasses.replace(case or case_for(defect), transport=transport)
+    case = case or case_for(defect)
     checkpoint = folder / "checkpoint"
     algo = case.source.quant_algo if isinstance(case.source, ForeignSource) else case.layer.scheme
     write_checkpoint(checkpoint, synthetic_tensors(case.layer, 3, False) | (spoiled or {}), algo)
@@ -185,7 +187,7 @@ def test_checkpoint_that_cannot_be_used_is_a_verdict_and_not_a_crash(prover: Pro
 
 
 def test_store_into_sealed_memory_crashes_and_names_the_signal(prover: Prover, tmp_path: Path) -> None:
-    record = prove(prover, tmp_path, "store-into-shared-memory", transport="memfd")
+    record = prove(prover, tmp_path, "store-into-sealed-memory")
     assert record.routes["ipc"].outcome is Outcome.CRASHED
     assert record.routes["ipc"].exit == -11
     assert "Segmentation fault" in record.routes["ipc"].stderr_tail

@@ -3,10 +3,11 @@
 import os
 import reprlib
 import secrets
+import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
+from socket import MSG_PEEK, socket
 from typing import Any
 
 from ..errors import BadFrame, BadManifest, StaleEpoch, UnsafeSocket
@@ -93,6 +94,11 @@ class CacheClient:
         if type(count) is not int or count < 0:
             raise self._bad("a number of attachments", count)
         return count
+
+    def lost(self) -> bool:
+        """Whether the daemon is gone: the kernel closes the connection with it, however it ended."""
+        readable, _, _ = select.select([self._connection], [], [], 0)
+        return bool(readable) and not self._connection.recv(1, MSG_PEEK)
 
     def close(self) -> None:
         """Drop the reference."""
