@@ -60,7 +60,7 @@ LABELS = {
             seconds=dict.fromkeys((*_LAYERS, "real-layers"), 0.25)
             | {"real-models": 30.0, "synthetic-models": 1.5},
             setup_seconds=240,
-            figures="2 cores: 190 layer cases in 46 s, SmolLM2 in 30 s, a small model in 1.5 s; set-up: a guess",
+            figures="2 cores: 190 layers in 46 s, SmolLM2 in 30 s, a small model in 1.5 s; set-up: a guess",
             memory_gib=4,
             gpu_memory_gib=0,
         ),
