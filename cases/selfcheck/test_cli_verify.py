@@ -42,7 +42,8 @@ def test_untouched_run_is_intact_as_folder_and_as_lines(run: Path) -> None:
         assert (ended.status, ended.stderr) == (0, "")
         assert "INTACT  EQUIVALENT" in ended.stdout
         assert head_of(run) in ended.stdout
-        assert "self-reported, not attested" in ended.stdout
+        assert "The head is the published one" in ended.stdout
+    assert "self-reported, not attested" in run_command("verify", run).stdout
 
 
 def test_digest_is_of_content_and_not_of_layout(run: Path) -> None:
