@@ -17,6 +17,7 @@ from .html import render_html
 from .load import load_run
 from .markdown import LIMIT_BYTES, render_markdown
 from .matrix_command import matrix
+from .power_command import power
 from .run_commands import compare, merge, verify
 from .summary import case_summary
 from .text import flatten, one_line
@@ -74,7 +75,7 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, compare, verify, merge, matrix, doctor, daemon, attach):
+for _command in (render, show, compare, verify, merge, matrix, power, doctor, daemon, attach):
     app.command()(_command)
 
 
