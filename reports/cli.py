@@ -37,7 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def render(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or its evidence.jsonl.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the HTML report alone, to this file.")
     ] = None,
@@ -59,7 +59,7 @@ def render(
 
 def show(
     case: Annotated[str, typer.Argument(help="Id of a case, or a part that only one id contains.")],
-    run: Annotated[Path, typer.Option(help="Folder of a run.")] = LATEST,
+    run: Annotated[Path, typer.Option(help="Folder of a run, or its evidence.jsonl.")] = LATEST,
     as_json: Json = False,
 ) -> None:
     """Print how one case ended, and why."""
