@@ -5,24 +5,22 @@ Forked by multiprocessing's forkserver with torch imported; CUDA is started befo
 
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-import torch
-import torch.multiprocessing
-
+from loadproof.harness.cache.arena.cuda_driver import current_device
 from loadproof.harness.cache.client import CacheClient
 from loadproof.harness.cache.key import Key
 from loadproof.harness.cache.manifest import views
 
 
 def by_handles(channel: Connection) -> None:
-    """torch's way: one message with a handle for each tensor, each opened by itself."""
-    torch.zeros(1, device="cuda")
+    """torch's way: asked for, a message with a handle of each tensor, each opened by itself."""
+    current_device()
     channel.send("ready")
-    message = channel.recv_bytes()
+    channel.recv()
     began = time.perf_counter()
-    tensors = ForkingPickler.loads(message)
+    channel.send("attach")
+    tensors = channel.recv()
     value = int(tensors[-1][0])
     channel.send((time.perf_counter() - began, len(tensors), value))
     channel.recv()
@@ -30,9 +28,9 @@ def by_handles(channel: Connection) -> None:
 
 def by_arena(channel: Connection, socket: Path, key: Key, transport: str) -> None:
     """Ours, as a whole: connect, show the key, map the arena, check the manifest, make each tensor's view."""
-    torch.zeros(1, device="cuda")
+    current_device()
     channel.send("ready")
-    channel.recv_bytes()
+    channel.recv()
     began = time.perf_counter()
     attached = CacheClient(socket).attach(key, transport)
     held = views(attached.manifest, attached.arena)

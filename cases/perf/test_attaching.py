@@ -1,17 +1,16 @@
 """Attaching to one arena beside opening torch's handle of each tensor: `pytest -s` with this file and a GPU.
 
-Both give an engine of its own the same bytes in the same tensors, and both are timed from the message to the
+Both give an engine of its own the same bytes in the same tensors, and both are timed from its request to the
 first read through the last tensor. Torch shares an allocation by an IPC handle and an event, which is how
-several inference engines pass weights.
+several inference engines pass weights; they are made anew for each engine, since each is counted.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,17 @@ class Engines:
         self._context = context
         self._shape = shape
 
-    def milliseconds(self, engine: Callable[..., None], message: bytes, *given: Any) -> float:
-        """Of one engine; what it read through the last tensor is checked."""
+    def milliseconds(self, engine: Callable[..., None], *given: Any, sent: Sequence[Any] = ()) -> float:
+        """Of one engine, which is sent what it asks for; what it read through the last tensor is checked."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=engine, args=(theirs, *given))
         process.start()
         try:
             assert self._answer(ours) == "ready"
-            ours.send_bytes(message)
+            ours.send("go")
+            if sent:
+                assert self._answer(ours) == "attach"
+                ours.send(sent)
             seconds, count, value = self._answer(ours)
             assert (count, value) == (self._shape.count, VALUE)
             ours.send("done")
@@ -136,11 +138,10 @@ def test_attaching_beside_handles(
     torch.cuda.synchronize()
 
     def handles() -> float:
-        message = bytes(ForkingPickler.dumps(tensors))
-        return engines.milliseconds(attaching_processes.by_handles, message)
+        return engines.milliseconds(attaching_processes.by_handles, sent=tensors)
 
     def arena() -> float:
-        return engines.milliseconds(attaching_processes.by_arena, b"", socket, KEY, transport)
+        return engines.milliseconds(attaching_processes.by_arena, socket, KEY, transport)
 
     with served(shape, transport, socket):
         handles_ms, arena_ms = abba(handles, arena, ROUNDS)

@@ -5,9 +5,10 @@ import math
 import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -19,8 +20,7 @@ from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor in the arena."""
 
     layer: str
@@ -57,9 +57,9 @@ class Manifest:
         return {
             "arena_bytes": self.arena_bytes,
             "probe_offset": self.probe_offset,
-            "entries": _columns(Entry, self.entries),
+            "entries": _columns(_ENTRY, self.entries),
             "layers": list(self.layouts),
-            "layouts": _columns(Layout, self.layouts.values()),
+            "layouts": _columns(_LAYOUT, self.layouts.values()),
         }
 
     @classmethod
@@ -70,7 +70,7 @@ class Manifest:
             manifest = cls(
                 arena_bytes=_whole(data["arena_bytes"]),
                 probe_offset=_whole(data["probe_offset"]),
-                entries=tuple(Entry(*row) for row in _rows(data["entries"], _ENTRY)),
+                entries=tuple(map(Entry._make, _rows(data["entries"], _ENTRY))),
                 layouts=dict(zip(_texts(data["layers"]), layouts, strict=True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -87,9 +87,13 @@ class Manifest:
         for name, count in Counter((entry.layer, entry.tensor) for entry in self.entries).items():
             if count > 1:
                 raise _bad(".".join(name), "one tensor of this name", count)
+        # A model has many tensors of few kinds.
+        for entry in {(e.dtype, e.shape, e.stride, e.nbytes): e for e in self.entries}.values():
+            _check_kind(entry)
         end = 0
-        for entry in sorted(self.entries, key=lambda e: e.offset):
-            _check_entry(entry)
+        for entry in sorted(self.entries, key=attrgetter("offset")):
+            if entry.offset % OFFSET_ALIGNMENT:
+                raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
             if entry.offset < end or entry.offset + entry.nbytes > self.probe_offset:
                 raise _bad(
                     entry.name,
@@ -113,9 +117,9 @@ def _bad(where: str, expected: object, found: object) -> BadManifest:
     )
 
 
-def _columns(kind: type, rows: Iterable[Any]) -> dict[str, list[Any]]:
+def _columns(names: Iterable[str], rows: Iterable[Any]) -> dict[str, list[Any]]:
     rows = list(rows)
-    columns = {field.name: [getattr(row, field.name) for row in rows] for field in fields(kind)}
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
     # Lists, as JSON will have them.
     return {n: [list(v) if type(v) is tuple else v for v in column] for n, column in columns.items()}
 
@@ -182,7 +186,8 @@ def _rows(columns: Any, checks: Mapping[str, Callable[[Any], list[Any]]]) -> lis
     return list(zip(*(check(columns[name]) for name, check in checks.items()), strict=True))
 
 
-def _check_entry(entry: Entry) -> None:
+def _check_kind(entry: Entry) -> None:
+    """What does not depend on where it lies."""
     try:
         itemsize = _itemsize(entry.dtype)
     except KeyError:
@@ -192,8 +197,6 @@ def _check_entry(entry: Entry) -> None:
         raise _bad(entry.name, f"{elements * itemsize} bytes for {entry.shape}", entry.nbytes)
     if elements and not _is_dense(entry):
         raise _bad(entry.name, "strides that cover its bytes once", entry.stride)
-    if entry.offset % OFFSET_ALIGNMENT:
-        raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
 
 
 @functools.cache
@@ -297,7 +300,7 @@ Views = dict[str, dict[str, torch.Tensor]]
 def views(manifest: Manifest, attachment: Attachment) -> Views:
     """Every tensor of the manifest, over the daemon's memory; nothing is copied."""
     whole = attachment.read(0, manifest.probe_offset)
-    typed = {entry.dtype: whole.view(dtype_of(entry.dtype)) for entry in manifest.entries}
+    typed = {dtype: whole.view(dtype_of(dtype)) for dtype in {entry.dtype for entry in manifest.entries}}
     held: Views = defaultdict(dict)
     for entry in manifest.entries:
         start = entry.offset // _itemsize(entry.dtype)
