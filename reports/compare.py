@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import OutputRecord
 
 from .load import Run
 from .text import flatten, scalar
@@ -30,8 +31,8 @@ class OutputChange:
     """One output whose bytes differ between the runs."""
 
     route: str
-    m: int
-    """Tokens in the forward pass."""
+    name: str
+    """Which of the route's outputs: `m=17`, and of a model also its prompt and step."""
     before: str
     """sha256."""
     after: str
@@ -141,10 +142,15 @@ def _status(before: CaseView | None, after: CaseView | None) -> Status:
 def _output_changes(before: CaseView, after: CaseView) -> Iterator[OutputChange]:
     for name, route in after.routes.items():
         earlier = before.routes[name]
-        digests = {output.m: output.sha256 for output in earlier.outputs} if earlier else {}
+        digests = {_name(output): output.sha256 for output in earlier.outputs} if earlier else {}
         for output in route.outputs if route else ():
-            if (was := digests.get(output.m)) and was != output.sha256:
-                yield OutputChange(route=name, m=output.m, before=was, after=output.sha256)
+            if (was := digests.get(_name(output))) and was != output.sha256:
+                yield OutputChange(route=name, name=_name(output), before=was, after=output.sha256)
+
+
+def _name(output: OutputRecord) -> str:
+    within = "" if output.prompt is None else f"prompt {output.prompt} step {output.step} "
+    return f"{within}m={output.m}"
 
 
 def _differing(before: dict[str, str], after: dict[str, str]) -> Iterator[Fact]:

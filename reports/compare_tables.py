@@ -82,7 +82,7 @@ def _case_row(case: CaseChange) -> Row:
 
 def _outputs(case: CaseChange) -> str:
     shown = [
-        f"{output.route} m={output.m} {short_hash(output.before)} → {short_hash(output.after)}"
+        f"{output.route} {output.name} {short_hash(output.before)} → {short_hash(output.after)}"
         for output in case.outputs[:OUTPUTS_SHOWN]
     ]
     more = len(case.outputs) - len(shown)

@@ -106,10 +106,28 @@ def test_run_against_itself_is_unchanged_and_what_fails_still_fails(two: tuple[P
 def test_changed_outputs_are_named_by_route_and_tokens(two: tuple[Path, Path]) -> None:
     told = json.loads(run_command("compare", *two, "--format", "json").stdout)
     (same,) = [case for case in told["cases"] if case["id"] == "a-same"]
-    assert same["outputs"] == [{"route": "ipc", "m": 1, "before": f"{1:064x}", "after": "f" * 64}]
+    assert same["outputs"] == [{"route": "ipc", "name": "m=1", "before": f"{1:064x}", "after": "f" * 64}]
     assert (
         "ipc m=1 000000000000… → ffffffffffff…" in run_command("compare", *two, "--format", "markdown").stdout
     )
+
+
+def test_steps_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    def model(*digests: str) -> CaseRecord:
+        good = case_record("model")
+        first = good.routes["ipc"].outputs[0]
+        steps = [
+            first.model_copy(update={"prompt": n // 2, "step": n % 2, "sha256": digest * 64})
+            for n, digest in enumerate(digests)
+        ]
+        ipc = good.routes["ipc"].model_copy(update={"outputs": steps})
+        return case_record("model", routes=good.routes | {"ipc": ipc})
+
+    before = write_run(tmp_path / "before", [model("a", "b", "c", "d")])
+    after = write_run(tmp_path / "after", [model("a", "b", "e", "d")])
+    told = json.loads(run_command("compare", before, after, "--json").stdout)
+    (change,) = told["cases"][0]["outputs"]
+    assert (change["name"], change["before"], change["after"]) == ("prompt 1 step 0 m=1", "c" * 64, "e" * 64)
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
