@@ -42,7 +42,7 @@ class Label:
         return sum(count * self.seconds[group] for group, count in self.cases.items())
 
 
-_LAYERS = ("synthetic-layers", "corner-layers", "refused-schemes", "refused-kernels")
+_LAYERS = ("synthetic-layers", "corner-layers", "lost-daemons", "refused-schemes", "refused-kernels")
 _ON_GPU = (
     "PYTHONPATH=src python3 -m pytest cases/layers cases/capability -n 8 -k 'not smollm2' "
     "--loadproof-require cuda"
