@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from .channel import Channel
 from .errors import LoadproofError
+from .fingerprint import fingerprint
 from .formats import ProcessedLayer
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
@@ -214,8 +215,8 @@ def stored(processed: ProcessedLayer) -> dict[str, torch.Tensor]:
 
 
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Full tensor name to sha256 of its bytes, as they are now."""
-    return {name: sha256(tensor) for name, tensor in tensors.items()}
+    """Full tensor name to the fingerprint of its bytes, as they are now."""
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 
 def places(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
@@ -244,6 +245,7 @@ def _tensor(name: str, tensor: torch.Tensor, allocation: str, offset: int) -> di
         "stride": list(tensor.stride()),
         "dtype": dtype_name(tensor.dtype),
         "sha256": sha256(tensor),
+        "fingerprint": fingerprint(tensor),
         "allocation": allocation,
         "offset": offset,
     }

@@ -96,6 +96,8 @@ class TensorRecord(_Record):
     stride: list[int]
     dtype: str
     sha256: str
+    fingerprint: str = ""
+    """128 bits that tell whether the bytes changed: see `harness.fingerprint`."""
     allocation: str
     """Identity of the memory: `memfd:<major>:<minor>:<inode>`, or `private:<pid>:<address>`."""
     offset: int

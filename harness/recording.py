@@ -88,7 +88,7 @@ def _outputs(seen: RouteObservation) -> list[OutputRecord]:
 
 def _weights(seen: RouteObservation) -> dict[str, str]:
     moments = {
-        "held": {t["name"]: t["sha256"] for t in seen.reported.get("tensors", [])},
+        "held": {t["name"]: t["fingerprint"] for t in seen.reported.get("tensors", [])},
         "after": seen.reported.get("tensors_after", {}),
         "daemon": seen.daemon_digests or {},
     }

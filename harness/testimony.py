@@ -53,7 +53,7 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
     """What a daemon serves, from its `ready`; raises ValueError."""
     try:
         ready = message["ready"]
-        kept = ("shape", "stride", "dtype", "sha256", "offset")
+        kept = ("shape", "stride", "dtype", "sha256", "fingerprint", "offset")
         columns = [ready["manifest"]["entries"][name] for name in ("layer", "tensor", *kept)]
         return DaemonRecord(
             pid=pid,

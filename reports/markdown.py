@@ -13,20 +13,21 @@ from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
-_ROWS_BYTES = 44_000
+_REST_BYTES = 16_000
+"""For all that is not a row of the table."""
 _PART_BYTES = 3_000
 _CELL_CHARACTERS = 200
 _HEADER = "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |\n" + "|---" * 7 + "|"
 _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
 
 
-def render_markdown(run: Run) -> str:
-    """The whole run as Markdown; what does not fit is cut, and the cut is stated."""
+def render_markdown(run: Run, limit: int = LIMIT_BYTES) -> str:
+    """The whole run as Markdown, at most `limit` bytes (60 kB or more); a cut is stated."""
     parts = [
         f"## loadproof: {wording.headline(run.record)}",
         _summary(run),
         *_messages(run.record),
-        _table(cases_in_order(run)),
+        _table(cases_in_order(run), limit - _REST_BYTES),
         f"Environment: {_environment(run.record)}",
         _commands(run),
         _evidence(run),
@@ -67,8 +68,8 @@ def _messages(record: RunRecord) -> list[str]:
     return [_within(lines, len(lines), _PART_BYTES, notice)] if lines else []
 
 
-def _table(cases: list[CaseView]) -> str:
-    rows = _within(map(_row, cases), len(cases), _ROWS_BYTES, "\n{} more cases in report.html")
+def _table(cases: list[CaseView], limit: int) -> str:
+    rows = _within(map(_row, cases), len(cases), limit, "\n{} more cases in report.html")
     return f"{_HEADER}\n{rows}" if rows else "No case was planned."
 
 

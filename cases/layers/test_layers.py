@@ -55,7 +55,7 @@ class TestRealLayers(_EveryCheck):
 
 @pytest.mark.loadproof_cases("lost-daemons")
 class TestLostDaemons(_EveryCheck):
-    """The daemon is killed under the last engine: its outputs stay exact, and it says that the daemon is lost."""
+    """The daemon is killed under the last engine: outputs stay exact, and it says that the daemon is lost."""
 
 
 def _assert_passes(four_way: FourWay, name: str) -> None:

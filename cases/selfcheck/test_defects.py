@@ -1,6 +1,5 @@
 """Detection power: each planted defect is caught by its own check, with its own word."""
 
-import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -13,55 +12,11 @@ from loadproof.harness import proof, runner
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import OutputUnwritable
-from loadproof.harness.matrix import layer_spec
 from loadproof.harness.outcome import Outcome
+from loadproof.harness.power import defect_case as case_for
 from loadproof.harness.proof import ProofRequest, Prover
 from loadproof.harness.record import CaseRecord
-from loadproof.harness.spec import (
-    CaseSpec,
-    ForeignSource,
-    ProjectionKind,
-    Refusal,
-    Scheme,
-    SyntheticSource,
-)
-
-OF_A_REFUSED_SCHEME = (
-    "refused-scheme-loaded",
-    "refusal-after-reading",
-    "refusal-without-a-name",
-    "daemon-reads-before-it-refuses",
-    "daemon-refuses-without-a-name",
-)
-QKV = ProjectionKind.QKV
-WIDTHS, K = (43, 17, 9), 48
-
-
-def refused_case(error: str, *names: str, every_route: bool = False, **fields: str) -> CaseSpec:
-    refusal = Refusal(error=error, names=names, every_route=every_route)
-    return dataclasses.replace(case_for("none"), refusal=refusal, **fields)
-
-
-def case_for(defect: str | None) -> CaseSpec:
-    """The case in which a defect can happen: of the scheme that has it, or of one that must be refused."""
-    scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect == "channel-scales-padded-with-zero" else Scheme.FP8
-    layer = layer_spec(QKV, scheme, WIDTHS, K)
-    if defect in OF_A_REFUSED_SCHEME:
-        refused = refused_case("RefusedScheme", layer.name, "NVFP4", every_route=True)
-        return dataclasses.replace(refused, source=ForeignSource(seed=3, quant_algo="NVFP4"))
-    if defect in ("undeclared-backend-attaches", "refusal-after-attaching", "wrong-activations-on-fallback"):
-        return refused_case("RefusedKernel", layer.name, kernel="torch-scaled-mm")
-    if defect in ("key-mismatch-hidden-by-fallback", "key-mismatch-without-fields"):
-        return refused_case("KeyMismatch", "kernel:", daemon_kernel="torch-scaled-mm")
-    return CaseSpec(
-        layer=layer,
-        projection=QKV,
-        source=SyntheticSource(seed=3),
-        transport="memfd" if defect == "store-into-sealed-memory" else "memfd-writable",
-        m_values=(1, 2, 17),
-        daemon_killed=defect == "loss-of-the-daemon-unnoticed",
-    )
-
+from loadproof.harness.spec import CaseSpec, ForeignSource
 
 # name -> (check, verdict), spelled out: the table in the library must agree with it.
 CAUGHT = {

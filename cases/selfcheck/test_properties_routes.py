@@ -20,6 +20,7 @@ from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.checkpoint.writer import write_checkpoint
 from loadproof.harness.checks.compare import compare
+from loadproof.harness.fingerprint import fingerprint
 from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import ProofRequest, Prover
@@ -128,7 +129,7 @@ def test_tensors_reach_an_engine_through_the_arena(
         try:
             assert attached.manifest == manifest
             assert client.digests() == {
-                f"{layer.spec.name}.{name}": sha256(t)
+                f"{layer.spec.name}.{name}": fingerprint(t)
                 for layer in layers
                 for name, t in layer.tensors.items()
             }

@@ -82,7 +82,7 @@ class CacheClient:
         self._ask({"command": "probe"}, nonce)
 
     def digests(self) -> dict[str, str]:
-        """Have the daemon hash its arena again; tensor name to sha256."""
+        """Have the daemon look at its arena again; tensor name to fingerprint."""
         digests = self._ask({"command": "digest"}).get("digests")
         if not isinstance(digests, dict) or not all(isinstance(value, str) for value in digests.values()):
             raise self._bad("a digest for each tensor", digests)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..errors import BadManifest
+from ..fingerprint import fingerprint
 from ..formats import Layout, ProcessedLayer, TensorLayout
 from ..model_spec import PlainTensor
 from ..spec import LayerSpec
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
     """Bytes from the start of the arena; a multiple of OFFSET_ALIGNMENT."""
     nbytes: int
     sha256: str
+    fingerprint: str
     """Of the bytes in memory order."""
 
     @property
@@ -168,6 +170,7 @@ _ENTRY: dict[str, Callable[[Any], list[Any]]] = {
     "offset": _wholes,
     "nbytes": _wholes,
     "sha256": _texts,
+    "fingerprint": _texts,
 }
 _LAYOUT: dict[str, Callable[[Any], list[Any]]] = {
     "logical_width": _wholes,
@@ -290,6 +293,7 @@ def _written(arena: Arena, placement: Placement, layer: str, name: str, tensor: 
         offset=placement.offsets[full],
         nbytes=found.nbytes,
         sha256=sha256(tensor),
+        fingerprint=fingerprint(tensor),
     )
 
 

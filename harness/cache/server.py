@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import BadFrame, LoadproofError, UnsafeSocket
-from ..tensor_bytes import sha256
+from ..fingerprint import fingerprint
 from .arena import PROBE_BYTES, Arena
 from .key import Key, differing_fields
 from .manifest import Manifest
@@ -151,7 +151,7 @@ class CacheServer:
         return answer | {"transport": self._transport, "manifest": self._described}, self._arena.fd
 
     def _digests(self) -> dict[str, str]:
-        return {e.name: sha256(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
+        return {e.name: fingerprint(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
 
 
 def _bad_request(expected: str, found: object) -> BadFrame:

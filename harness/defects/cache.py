@@ -119,7 +119,7 @@ def store_into_shared_memory(process: str, loader: str) -> None:
 
 @defect("outputs_exact", Outcome.CRASHED, sealed=True)
 def store_into_sealed_memory(process: str, loader: str) -> None:
-    """As above, where the memory is read-only: the kernel or the GPU refuses the store and ends the engine."""
+    """As above, where the memory is read-only: the store is refused, and ends the engine."""
     if process == "engine" and loader == "cache":
         _store_after_the_run()
 
