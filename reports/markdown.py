@@ -9,11 +9,12 @@ from loadproof.harness.routes import REFERENCE_ROUTE
 
 from . import wording
 from .load import Run
+from .results import results
 from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
-_ROWS_BYTES = 44_000
+_ROWS_BYTES = 38_000
 _PART_BYTES = 3_000
 _CELL_CHARACTERS = 200
 _HEADER = "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |\n" + "|---" * 7 + "|"
@@ -22,18 +23,21 @@ _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
 
 def render_markdown(run: Run) -> str:
     """The whole run as Markdown; what does not fit is cut, and the cut is stated."""
+    cases = cases_in_order(run)
     parts = [
         f"## loadproof: {wording.headline(run.record)}",
         _summary(run),
         *_messages(run.record),
-        _table(cases_in_order(run)),
+        _results(run, cases),
+        _controls(run.record),
+        _table(cases),
         f"Environment: {_environment(run.record)}",
         _commands(run),
         _evidence(run),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def escape(text: str) -> str:
@@ -67,9 +71,37 @@ def _messages(record: RunRecord) -> list[str]:
     return [_within(lines, len(lines), _PART_BYTES, notice)] if lines else []
 
 
+def _results(run: Run, cases: list[CaseView]) -> str:
+    """Check, exact result, command: that of the whole run, or of the first case that fails."""
+    whole = run.record.commands.get("run", "")
+    rows = [
+        f"| {escape(each.name)} | {escape(each.text)} | {_code(each.first.rerun if each.first else whole)} |"
+        for each in results(cases)
+    ]
+    header = "| Check | Exact result | Command |\n|---|---|---|"
+    return "\n".join([header, *rows]) if rows else ""
+
+
+def _controls(record: RunRecord) -> str:
+    caught = sum(control.caught for control in record.controls)
+    missed = [control.name for control in record.controls if not control.caught]
+    told = f", NOT CAUGHT: {escape(', '.join(missed))}" if missed else ""
+    return f"Planted defects caught: {caught}/{len(record.controls)}{told}" if record.controls else ""
+
+
+def _code(command: str) -> str:
+    """A command as code that no table cell or entity can break."""
+    line = one_line(command).replace("|", "\\|")
+    return f"`{line}`" if line and "`" not in line else escape(line) or "none"
+
+
 def _table(cases: list[CaseView]) -> str:
     rows = _within(map(_row, cases), len(cases), _ROWS_BYTES, "\n{} more cases in report.html")
-    return f"{_HEADER}\n{rows}" if rows else "No case was planned."
+    if not rows:
+        return "No case was planned."
+    count = f"{len(cases)} case{'' if len(cases) == 1 else 's'}"
+    opened = " open" if any(not case.holds for case in cases) else ""
+    return f"<details{opened}><summary>{count}</summary>\n\n{_HEADER}\n{rows}\n\n</details>"
 
 
 def _row(case: CaseView) -> str:

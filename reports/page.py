@@ -10,6 +10,7 @@ from .figures import Figure, median_times, timeline
 from .finding import Finding, finding_of
 from .islands import CHUNK, detail_chunks, facets, json_island
 from .load import Run
+from .results import Result, results
 from .rows import rows_html
 from .view import CaseView, cases_in_order
 
@@ -49,6 +50,7 @@ class Page:
     failing_left_out: int
     groups: list[Group]
     groups_left_out: int
+    results: list[Result]
     examples: list[CaseView]
     slowest: list[CaseView]
     labels: list[str]
@@ -74,6 +76,7 @@ def page_of(run: Run) -> Page:
         failing_left_out=max(0, len(failing) - FULL_FAILING),
         groups=groups[:SHOWN_GROUPS],
         groups_left_out=max(0, len(groups) - SHOWN_GROUPS),
+        results=results(cases),
         examples=examples,
         slowest=_slowest(cases),
         labels=labels,
