@@ -14,10 +14,12 @@ from .cache.server import CacheServer
 from .cache.socket_path import listening
 from .channel import Channel, Closed
 from .errors import CheckpointChanged, LoadproofError
-from .formats import FORMATS
+from .formats import FORMATS, TensorLayout
 from .kernels import make_kernel
 from .loaders import LayerStream
+from .model_spec import PlainTensor
 from .spec import LayerSpec
+from .tensor_bytes import dtype_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class DaemonJob:
 
     checkpoint: Path
     layers: tuple[LayerSpec, ...]
+    plain: tuple[PlainTensor, ...] = ()
+    """Served as the checkpoint stores them."""
     socket: Path
     transport: str
     kernel: str
@@ -38,6 +42,7 @@ class DaemonJob:
         return {
             "checkpoint": str(self.checkpoint),
             "layers": [layer.to_json() for layer in self.layers],
+            "plain": [plain.to_json() for plain in self.plain],
             "socket": str(self.socket),
             "transport": self.transport,
             "kernel": self.kernel,
@@ -49,8 +54,9 @@ class DaemonJob:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "DaemonJob":
         layers = tuple(LayerSpec.from_json(layer) for layer in data["layers"])
+        plain = tuple(PlainTensor.from_json(each) for each in data.get("plain", ()))
         paths = {"checkpoint": Path(data["checkpoint"]), "socket": Path(data["socket"])}
-        return cls(**{**data, **paths, "layers": layers})
+        return cls(**{**data, **paths, "layers": layers, "plain": plain})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +81,13 @@ def serving(job: DaemonJob) -> Iterator[Serving]:
     """
     kernel = make_kernel(job.kernel)
     with listening(job.socket) as listener:
-        layers = LayerStream(job.checkpoint, job.layers)
-        placement = place({layer.name: FORMATS[layer.scheme].tensors_of(layer) for layer in job.layers})
+        layers = LayerStream(job.checkpoint, job.layers, job.plain)
+        placement = place(_layouts(job))
         arena = create_arena(job.transport, placement.data_bytes)
         try:
             manifest = fill(arena, placement, layers)
             _require_content(job, layers.content)
-            key = make_key(job.checkpoint, layers.content, list(job.layers), kernel, job.device)
+            key = make_key(job.checkpoint, layers.content, list(job.layers), kernel, job.device, job.plain)
             server = CacheServer(listener, arena, manifest, key, job.transport)
             try:
                 yield Serving(manifest=manifest, key=key, allocation=arena.allocation)
@@ -89,6 +95,15 @@ def serving(job: DaemonJob) -> Iterator[Serving]:
                 server.close()
         finally:
             arena.close()
+
+
+def _layouts(job: DaemonJob) -> dict[str, dict[str, TensorLayout]]:
+    """Layer or module to its tensors: one module's may be several."""
+    layouts = {layer.name: FORMATS[layer.scheme].tensors_of(layer) for layer in job.layers}
+    for plain in job.plain:
+        leaf = plain.name.rpartition(".")[2]
+        layouts.setdefault(plain.module, {})[leaf] = TensorLayout.packed(dtype_of(plain.dtype), plain.shape)
+    return layouts
 
 
 def _require_content(job: DaemonJob, content: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -16,11 +16,12 @@ from .formats import ProcessedLayer
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
 from .loaders import CacheRequest, Loaded, load_from_cache, load_from_disk
+from .model_spec import PlainTensor
 from .scratch import save_tensors
 from .spec import LayerSpec
 from .tensor_bytes import dtype_name, memory_bytes, sha256
 from .witness.cupti import KernelWitness
-from .witness.memory import memory_identity
+from .witness.memory import memory_identities
 
 SYMBOL_CHARACTERS = 200
 """Kept of a kernel's symbol: a template's goes on for thousands."""
@@ -35,7 +36,11 @@ class EngineJob:
     checkpoint: Path
     links_into: Path | None
     """The folder that symbolic links in `checkpoint` lead into; None where its files are real."""
-    layer: LayerSpec
+    layers: tuple[LayerSpec, ...]
+    plain: tuple[PlainTensor, ...]
+    """What a model uses as the checkpoint stores it."""
+    new_tokens: int
+    """To generate with the model that the layers belong to; 0: the one layer is run alone."""
     kernel: str
     device: str
     """`cpu` or `cuda`."""
@@ -44,22 +49,25 @@ class EngineJob:
     expected_content: str
     fallback_allowed: bool
     inputs: Path
-    """safetensors: `x.<m>`, [m, logical_k] in the output dtype."""
+    """safetensors: `x.<m>`, [m, logical_k] in the output dtype; for a model `prompts`, int64 [P, L]."""
     results: Path
-    """safetensors, written by the engine: see `run_layer` and `stored`."""
+    """safetensors, written by the engine: see `run_layer` and `stored`; for a model `models.generate`."""
     defect: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         paths = {n: str(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
         links = None if self.links_into is None else str(self.links_into)
-        return data | paths | {"layer": self.layer.to_json(), "links_into": links}
+        asked = {n: [each.to_json() for each in data[n]] for n in ("layers", "plain")}
+        return data | paths | asked | {"links_into": links}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "EngineJob":
         paths = {n: Path(data[n]) for n in ("checkpoint", "socket", "inputs", "results")}
         links = None if data["links_into"] is None else Path(data["links_into"])
-        return cls(**{**data, **paths, "layer": LayerSpec.from_json(data["layer"]), "links_into": links})
+        layers = tuple(LayerSpec.from_json(layer) for layer in data["layers"])
+        plain = tuple(PlainTensor.from_json(each) for each in data["plain"])
+        return cls(**{**data, **paths, "layers": layers, "plain": plain, "links_into": links})
 
 
 class Reporter:
@@ -92,30 +100,43 @@ def main(channel: Channel, described_job: dict[str, Any]) -> None:
         reporter.phase("failed", error=described, outcome=error.outcome.value)
 
 
+class Work(Protocol):
+    """What an engine does with its weights."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By full name, what it computes with, as it holds it now."""
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Do it; returns results by name, on whatever device."""
+
+    def observed(self) -> dict[str, Any]:
+        """What is to be said of it afterwards, in builtins."""
+
+
 def live(job: EngineJob, reporter: Reporter) -> None:
     """Load, prove where the memory is, run, and show that running changed nothing."""
     reporter.phase("started", threads=torch.get_num_threads())
     kernel = make_kernel(job.kernel)
     loaded = load(job, kernel)
-    processed = loaded.layers[0]
-    reporter.phase("loaded", **describe(loaded, processed))
+    reporter.phase("loaded", **describe(loaded))
     if loaded.attached:
         reporter.await_go()
         reporter.phase("probed", probe=loaded.attached.arena.read_probe().hex())
-    layer, inputs = FusedFp8Linear(processed, kernel), load_file(job.inputs, device=job.device)
+    work = make_work(job, loaded, kernel)
     with watched_kernels(kernel, job.device) as launched:
-        results = run_layer(layer, inputs)
-    reporter.phase("located", places_after=places(processed))
-    reporter.phase("ran", kernels=launched)
-    results = {name: tensor.cpu() for name, tensor in results.items()}
-    save_tensors(results | stored(processed), job.results)
-    reporter.phase("finished", tensors_after=digests(processed))
+        results = work.run()
+    reporter.phase("located", places_after=places(work.tensors()))
+    reporter.phase("ran", kernels=launched, **work.observed())
+    save_tensors({name: tensor.cpu() for name, tensor in results.items()}, job.results)
+    reporter.phase("finished", tensors_after=digests(work.tensors()))
 
 
 def load(job: EngineJob, kernel: Kernel) -> Loaded:
     """By the job's loader; raises as the loaders do."""
     if job.loader == "disk":
-        return load_from_disk(job.checkpoint, [job.layer], links_into=job.links_into, device=job.device)
+        return load_from_disk(
+            job.checkpoint, job.layers, plain=job.plain, links_into=job.links_into, device=job.device
+        )
     request = CacheRequest(
         socket=job.socket,
         transport=job.transport,
@@ -123,7 +144,41 @@ def load(job: EngineJob, kernel: Kernel) -> Loaded:
         fallback_allowed=job.fallback_allowed,
         device=job.device,
     )
-    return load_from_cache(job.checkpoint, [job.layer], kernel, request, links_into=job.links_into)
+    return load_from_cache(
+        job.checkpoint, job.layers, kernel, request, plain=job.plain, links_into=job.links_into
+    )
+
+
+def make_work(job: EngineJob, loaded: Loaded, kernel: Kernel) -> Work:
+    """One layer on its inputs, or a model on its prompts."""
+    if not job.new_tokens:
+        return LayerWork(FusedFp8Linear(loaded.layers[0], kernel), load_file(job.inputs, device=job.device))
+    # transformers takes seconds to import, and only models need it.
+    from .models.work import ModelWork
+
+    prompts = load_file(job.inputs)["prompts"]
+    return ModelWork(job.checkpoint, loaded, kernel, prompts, job.new_tokens, job.device)
+
+
+class LayerWork:
+    """One layer, on inputs of several numbers of tokens."""
+
+    def __init__(self, layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> None:
+        self._layer = layer
+        self._inputs = inputs
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """See `Work.tensors`."""
+        processed = self._layer.processed
+        return {f"{processed.name}.{name}": tensor for name, tensor in processed.tensors.items()}
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """See `run_layer` and `stored`."""
+        return run_layer(self._layer, self._inputs) | stored(self._layer.processed)
+
+    def observed(self) -> dict[str, Any]:
+        """Nothing beyond its results."""
+        return {}
 
 
 @contextmanager
@@ -157,36 +212,33 @@ def stored(processed: ProcessedLayer) -> dict[str, torch.Tensor]:
     return {f"processed.{name}": memory_bytes(t).clone() for name, t in processed.tensors.items()}
 
 
-def digests(processed: ProcessedLayer) -> dict[str, str]:
+def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     """Full tensor name to sha256 of its bytes, as they are now."""
-    return {f"{processed.spec.name}.{name}": sha256(t) for name, t in processed.tensors.items()}
+    return {name: sha256(tensor) for name, tensor in tensors.items()}
 
 
-def places(processed: ProcessedLayer) -> dict[str, list[Any]]:
+def places(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
     """Full tensor name to the allocation and the offset where it lies now."""
-    return {
-        f"{processed.spec.name}.{name}": list(memory_identity(t)) for name, t in processed.tensors.items()
-    }
+    return {name: list(place) for name, place in memory_identities(tensors).items()}
 
 
-def describe(loaded: Loaded, processed: ProcessedLayer) -> dict[str, Any]:
-    """What the engine holds, in builtins: route, layout, tensors and where they lie."""
-    attached = loaded.attached
+def describe(loaded: Loaded) -> dict[str, Any]:
+    """What the engine holds, in builtins: route, layouts, tensors and where they lie."""
+    attached, tensors = loaded.attached, loaded.tensors
+    where = memory_identities(tensors)
     return {
         "route_taken": loaded.route_taken,
-        "layout": processed.layout.to_json(),
-        "tensors": [_tensor(processed, name) for name in processed.tensors],
+        "layouts": {layer.name: layer.layout.to_json() for layer in loaded.layers},
+        "tensors": [_tensor(name, tensor, *where[name]) for name, tensor in tensors.items()],
         "checkpoint_bytes_read": loaded.bytes_read,
         "mapped_bytes": attached.arena.nbytes if attached else 0,
         "daemon_pid": attached.client.daemon_pid if attached else None,
     }
 
 
-def _tensor(processed: ProcessedLayer, name: str) -> dict[str, Any]:
-    tensor = processed.tensors[name]
-    allocation, offset = memory_identity(tensor)
+def _tensor(name: str, tensor: torch.Tensor, allocation: str, offset: int) -> dict[str, Any]:
     return {
-        "name": f"{processed.spec.name}.{name}",
+        "name": name,
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
         "dtype": dtype_name(tensor.dtype),

@@ -78,6 +78,10 @@ class RefusedScheme(Refused):
     """The checkpoint's quant_algo is not one that loadproof processes."""
 
 
+class RefusedModel(Refused):
+    """The model's architecture, or a part of it, is not one that loadproof can run."""
+
+
 class RefusedKernel(Refused):
     """The kernel backend does not declare support for pre-processed weights."""
 
@@ -89,6 +93,10 @@ class KernelContractError(LoadproofError):
 
 
 # --- kernel library ---------------------------------------------------------------------------
+
+
+class BrokenFusion(LoadproofError):
+    """A model called the projections of a fused layer otherwise than fusing them needs."""
 
 
 class KernelBuildError(LoadproofError):

@@ -19,6 +19,8 @@ from typing import Any
 from .channel import Channel, Closed
 
 PR_SET_PDEATHSIG = 1
+MODEL_ENGINE = "model-engine"
+"""An engine that also has transformers, imported once, when the first such engine is asked for."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -33,6 +35,16 @@ def entry_points() -> dict[str, Callable[[Channel, dict[str, Any]], None]]:
     from . import daemon, engine
 
     return {"engine": engine.main, "daemon": daemon.main}
+
+
+def preload(kind: str) -> str:
+    """Import what a kind of process will need, before it is forked; returns the entry point's name."""
+    if kind == MODEL_ENGINE:
+        from .models import work
+
+        assert work
+        return "engine"
+    return kind
 
 
 def run_child(kind: str, channel: Channel) -> int:
@@ -55,7 +67,7 @@ def run_child(kind: str, channel: Channel) -> int:
 
 
 def _fork(kind: str, channel_fd: int, stderr_fd: int, server: socket.socket) -> int:
-    parent = os.getpid()
+    parent, kind = os.getpid(), preload(kind)
     pid = os.fork()
     if pid:
         return pid
@@ -108,7 +120,7 @@ def serve(server: socket.socket) -> None:
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                main.send({"pid": pid})
+                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task"))})
     except Closed:
         pass
     finally:

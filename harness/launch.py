@@ -29,7 +29,7 @@ class Forkserver:
         self._server = _Server()
 
     def spawn(self, kind: str, stderr: Path) -> "Child":
-        """Start a process life: `engine` or `daemon`. Its output goes to the file `stderr`.
+        """Start a process life: `engine`, `model-engine` or `daemon`. Its output goes to the file `stderr`.
 
         Raises:
             LaunchError: the server died meanwhile, or did not answer.
@@ -53,13 +53,16 @@ class _Server:
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
         single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # transformers asks for GPUs on import: by NVML, since CUDA must be untouched before a fork. And it
+        # looks for files in the folder that it is given, nowhere else.
+        untouched = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1"}
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=os.environ | single,
+            env=os.environ | single | untouched,
         )
         theirs.close()
         self._socket, self._main = ours, Channel(ours)
@@ -83,8 +86,11 @@ class _Server:
                 socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
             except OSError as error:
                 raise self._silent(error) from error
-            while "pid" not in (reply := self._receive(EXIT_SECONDS)):
+            # The first model's engine has the server import transformers.
+            while "pid" not in (reply := self._receive(START_SECONDS)):
                 self._exits[reply["exited"]] = reply["status"]
+        if reply["threads"] != 1:
+            raise self._threaded(reply["threads"])
         # Messages are in order: an exit noted under this pid is an earlier process's.
         self._exits.pop(reply["pid"], None)
         return Child(reply["pid"], Channel(ours), stderr, self._wait)
@@ -127,14 +133,18 @@ class _Server:
             remedy="Run `python -c 'import torch'` to see whether torch imports here; see who killed it.",
         )
 
+    @staticmethod
+    def _threaded(found: object) -> LaunchError:
+        return LaunchError(
+            "forkserver",
+            expected="torch, engine and daemon imported, and one thread",
+            found=found,
+            remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
+        )
+
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
-            raise LaunchError(
-                "forkserver",
-                expected="torch, engine and daemon imported, and one thread",
-                found=f"{ready['modules']} and {ready['threads']} threads",
-                remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
-            )
+            raise self._threaded(f"{ready['modules']} and {ready['threads']} threads")
 
 
 class Child:

@@ -2,23 +2,25 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
-from .cache.manifest import restore
+from .cache.manifest import Served, restore, restore_plain
 from .checkpoint.config import read_quantization
-from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names
+from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names, wrong
 from .checkpoint.names import Group
 from .checkpoint.reader import CheckpointReader
 from .checkpoint.schemes import SchemePlan
 from .errors import DaemonUnavailable, WrongTensor
 from .formats import FORMATS, ProcessedLayer
 from .kernels import Kernel, require_preprocessed
+from .model_spec import PlainTensor
 from .spec import LayerSpec
+from .tensor_bytes import dtype_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,15 @@ class Loaded:
     """`disk`, `fallback` or `attach`: set where it happens, and checked against the witnesses."""
     bytes_read: int = 0
     attached: Attached | None = None
+    plain: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By name: what a model uses as the checkpoint stores it."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them, by full name."""
+        return {f"{layer.name}.{name}": t for layer in self.layers for name, t in layer.tensors.items()} | (
+            self.plain
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,40 +54,65 @@ class CacheRequest:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class PlainModule:
+    """Tensors of one module that are served as the checkpoint stores them."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    layout: None = None
+
+
 class LayerStream:
     """The layers of a checkpoint, each as soon as its tensors are read; in the files' order, and once.
 
     Memory holds the tensors of unfinished layers only: few, where files hold a layer's tensors together.
     """
 
-    def __init__(self, checkpoint: Path, layers: Sequence[LayerSpec]) -> None:
+    def __init__(
+        self, checkpoint: Path, layers: Sequence[LayerSpec], plain: Sequence[PlainTensor] = ()
+    ) -> None:
         """Take what is asked; raises RefusedScheme or ConfigError, before a weight is read."""
         _require_schemes(checkpoint, layers)
         self._checkpoint = checkpoint
         self._layers = layers
+        self._plain = {each.name: each for each in plain}
         self.content = ""
         """Digest of the whole checkpoint, once iterated: of exactly the bytes that the layers come from."""
 
-    def __iter__(self) -> Iterator[ProcessedLayer]:
+    def __iter__(self) -> Iterator[Served]:
         """Read, hash and process; raises CheckpointError, as named."""
         with CheckpointReader(self._checkpoint) as reader:
             for layer in self._layers:
                 require_nothing_more(layer, reader.names, self._checkpoint)
             names = [name for layer in self._layers for name in tensor_names(layer)]
-            yield from self._processed(reader.stream(names))
+            yield from self._processed(reader.stream([*names, *self._plain]))
             self.content = reader.content
 
-    def _processed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ProcessedLayer]:
+    def _processed(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Served]:
         waiting = [(layer, set(tensor_names(layer))) for layer in self._layers]
         held: dict[str, torch.Tensor] = {}
         for name, tensor in tensors:
+            if name in self._plain:
+                wanted = self._plain[name]
+                leaf = name.rpartition(".")[2]
+                yield PlainModule(wanted.module, {leaf: _checked_plain(wanted, tensor, self._checkpoint)})
+                del tensor
+                continue
             held[name] = tensor
             del tensor
             for layer, _ in [each for each in waiting if each[1] <= held.keys()]:
                 yield process_layer(layer, held, self._checkpoint)
             waiting = [each for each in waiting if not each[1] <= held.keys()]
-            wanted = {name for _, names in waiting for name in names}
-            held = {name: tensor for name, tensor in held.items() if name in wanted}
+            unread = {name for _, names in waiting for name in names}
+            held = {name: tensor for name, tensor in held.items() if name in unread}
+
+
+def _checked_plain(wanted: PlainTensor, tensor: torch.Tensor, checkpoint: Path) -> torch.Tensor:
+    found = (dtype_name(tensor.dtype), tuple(tensor.shape))
+    if found != (wanted.dtype, wanted.shape):
+        raise wrong(f"{checkpoint}: {wanted.name}", f"{wanted.dtype} {list(wanted.shape)}", found)
+    return tensor
 
 
 def process_layer(layer: LayerSpec, tensors: Mapping[str, torch.Tensor], checkpoint: Path) -> ProcessedLayer:
@@ -88,6 +124,7 @@ def load_from_disk(
     checkpoint: Path,
     layers: Sequence[LayerSpec],
     *,
+    plain: Sequence[PlainTensor] = (),
     links_into: Path | None = None,
     device: str = "cpu",
     route_taken: str = "disk",
@@ -95,6 +132,7 @@ def load_from_disk(
     """Read the layers from disk, in the order asked, and run their post-load processing.
 
     Args:
+        plain: what is taken as the checkpoint stores it.
         links_into: the one folder that symbolic links in the checkpoint may lead into.
         device: where the processed layers go.
         route_taken: `disk`, or `fallback` where a cache loader comes here.
@@ -110,7 +148,13 @@ def load_from_disk(
         processed = [
             process_layer(layer, reader.load(tensor_names(layer)), checkpoint).to(device) for layer in layers
         ]
-        return Loaded(layers=processed, route_taken=route_taken, bytes_read=reader.bytes_read)
+        as_stored = {
+            each.name: _checked_plain(each, reader.load([each.name])[each.name], checkpoint).to(device)
+            for each in plain
+        }
+        return Loaded(
+            layers=processed, route_taken=route_taken, bytes_read=reader.bytes_read, plain=as_stored
+        )
 
 
 def load_from_cache(
@@ -119,6 +163,7 @@ def load_from_cache(
     kernel: Kernel,
     request: CacheRequest,
     *,
+    plain: Sequence[PlainTensor] = (),
     links_into: Path | None = None,
 ) -> Loaded:
     """The cache loader. Only the absence of a daemon permits fallback; every other error stands.
@@ -135,18 +180,24 @@ def load_from_cache(
         if not request.fallback_allowed:
             raise
         return load_from_disk(
-            checkpoint, layers, links_into=links_into, device=request.device, route_taken="fallback"
+            checkpoint,
+            layers,
+            plain=plain,
+            links_into=links_into,
+            device=request.device,
+            route_taken="fallback",
         )
     # An error keeps its frames alive, and with them what they hold, until it has been dealt with.
     with ExitStack() as on_error:
         on_error.callback(client.close)
         require_preprocessed(kernel, ", ".join(layer.name for layer in layers))
-        key = make_key(checkpoint, request.expected_content, list(layers), kernel, request.device)
+        key = make_key(checkpoint, request.expected_content, list(layers), kernel, request.device, plain)
         attached = client.attach(key, request.transport)
         on_error.callback(attached.arena.close)
         restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
+        as_stored = restore_plain(attached.manifest, attached.arena, plain)
         on_error.pop_all()
-    return Loaded(layers=restored, route_taken="attach", attached=attached)
+    return Loaded(layers=restored, route_taken="attach", attached=attached, plain=as_stored)
 
 
 def _require_schemes(checkpoint: Path, layers: Sequence[LayerSpec]) -> None:

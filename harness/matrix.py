@@ -1,9 +1,12 @@
 """Which cases exist: the one source for parametrisation, CI jobs and the planned count. Imports no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 
+from .backends import BACKENDS, SEED, Backends
+from .matrix_models import real_models, synthetic_models
+from .model_spec import ModelCaseSpec
 from .spec import (
     CaseSpec,
     ForeignSource,
@@ -17,38 +20,7 @@ from .spec import (
     SyntheticSource,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backends:
-    """What a device offers."""
-
-    device: str
-    transports: tuple[str, ...]
-    """Memory that engines can only read, and memory that they could write to."""
-    attaching: tuple[str, ...]
-    """Kernels that take pre-processed weights."""
-    refused: tuple[str, ...]
-    """Kernels that load from disk only."""
-
-
-BACKENDS = {
-    backends.device: backends
-    for backends in (
-        Backends(
-            device="cpu",
-            transports=("memfd", "memfd-writable"),
-            attaching=("reference",),
-            refused=("torch-scaled-mm",),
-        ),
-        Backends(
-            device="cuda",
-            transports=("cuda-vmm", "cuda-ipc"),
-            attaching=("cutlass", "vllm-cutlass"),
-            refused=("torch-scaled-mm", "triton"),
-        ),
-    )
-}
-SEED = 20261130
+Case = CaseSpec | ModelCaseSpec
 DECODER_LAYER = "model.layers.0"
 
 MEMBERS = {
@@ -273,19 +245,21 @@ def _both_schemes() -> Iterator[LayerSpec]:
         yield layer_spec(ProjectionKind.QKV, scheme, (91, 33, 25), 57)
 
 
-GROUPS = {
+GROUPS: dict[str, Callable[[Backends], Sequence[Case]]] = {
     "synthetic-layers": synthetic_layers,
     "corner-layers": corner_layers,
     "real-layers": real_layers,
     "refused-schemes": refused_schemes,
     "refused-kernels": refused_kernels,
+    "real-models": real_models,
+    "synthetic-models": synthetic_models,
 }
 """Groups of cases by the name that a test module asks for."""
 
 
 def cases(
     group: str, *, device: str = "cpu", transport: str | None = None, kernel: str | None = None
-) -> list[CaseSpec]:
+) -> list[Case]:
     """A group's cases for a device in a fixed order, narrowed to one transport or kernel where given."""
     return [
         case
@@ -294,7 +268,7 @@ def cases(
     ]
 
 
-def every_case() -> list[CaseSpec]:
+def every_case() -> list[Case]:
     """All groups on all devices."""
     return [case for on in BACKENDS.values() for group in GROUPS.values() for case in group(on)]
 

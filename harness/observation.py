@@ -7,10 +7,13 @@ import torch
 
 from .checkpoint.layers import ProjectionTensors
 from .kernels import Kernel
+from .model_spec import ModelCaseSpec
+from .models.contents import ModelContents
+from .models.prompts import Prompts
 from .outcome import Outcome
 from .record import DaemonRecord, ErrorRecord
 from .routes import ROUTES, Route
-from .spec import CaseSpec
+from .spec import CaseSpec, LayerSpec
 
 
 class Missing(Exception):
@@ -34,7 +37,7 @@ class RouteObservation:
     error: ErrorRecord | None = None
     stderr_tail: str = ""
     reported: dict[str, Any] = field(default_factory=dict)
-    """What the engine said of itself: route_taken, layout, tensors, kernels, tensors_after, ..."""
+    """What the engine said of itself: route_taken, layouts, tensors, kernels, tensors_after, ..."""
     timings_ms: dict[str, float] = field(default_factory=dict)
     files_opened: list[str] = field(default_factory=list)
     """By inotify, not by the engine's word."""
@@ -46,7 +49,7 @@ class RouteObservation:
     attachments: int | None = None
     """How often the daemon handed out its memory meanwhile, by its own word."""
     results: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The engine's safetensors file: see `engine.run_layer` and `engine.stored`."""
+    """The engine's safetensors file: see `engine.run_layer`, `engine.stored` and `models.generate`."""
 
     def said(self, name: str) -> Any:
         """What the engine reported under `name`; raises Missing."""
@@ -64,23 +67,49 @@ class RouteObservation:
         return Outcome.INCOMPLETE if self.outcome is Outcome.PASS else self.outcome
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelObservation:
+    """A model's checkpoint as the harness itself read it, and its prompts."""
+
+    contents: ModelContents
+    prompts: Prompts
+    points: tuple[str, ...]
+    """Modules after which hidden states are digested."""
+    derived: dict[str, str]
+    """Full tensor name to sha256 of the bytes that must be served, by the independent derivation."""
+    new_tokens: int
+
+
 @dataclass(kw_only=True)
 class CaseObservation:
     """All four routes of one case, and what they are held against."""
 
-    case: CaseSpec
+    case: CaseSpec | ModelCaseSpec
     kernel: type[Kernel]
     """The engines' backend, for what it declares of itself."""
     routes: dict[str, RouteObservation]
     daemon: DaemonRecord = field(default_factory=DaemonRecord)
     projections: list[ProjectionTensors] = field(default_factory=list)
-    """The checkpoint as the harness itself read it."""
+    """Of a layer case: the checkpoint as the harness itself read it."""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    """`x.<m>`, [m, logical_k]."""
+    """Of a layer case: `x.<m>`, [m, logical_k]."""
+    model: "ModelObservation | None" = None
+    """Of a model case: what its checkpoint holds and what it is asked."""
     error: ErrorRecord | None = None
     """What made the whole case void: before the routes, or a checkpoint that changed under them."""
     outcome: Outcome = Outcome.PASS
     """That error's outcome."""
+
+    @property
+    def layer_case(self) -> CaseSpec:
+        """The case of a single layer, which this must be."""
+        assert isinstance(self.case, CaseSpec)
+        return self.case
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """All that are processed."""
+        return self.model.contents.layers if self.model else (self.layer_case.layer,)
 
     def in_order(self) -> list[RouteObservation]:
         """The four routes; raises Missing when one was never run."""

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from torch import Tensor
+
 from .checkpoint.digest import content_digest
 from .checkpoint.layers import ProjectionTensors, checked_projections, tensor_names
 from .checkpoint.reader import CheckpointReader
@@ -11,6 +13,8 @@ from .errors import CheckpointChanged, LoadproofError
 from .inputs import make_inputs
 from .kernels import kernel_type
 from .launch import Forkserver
+from .model_spec import Asked, ModelCaseSpec
+from .models.observe import observe_model
 from .observation import CaseObservation
 from .record import CaseRecord, ErrorRecord
 from .recording import record_case
@@ -66,14 +70,25 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
 def _observe(request: ProofRequest, runner: Runner, scratch: Path) -> CaseObservation:
     seen = CaseObservation(case=request.case, kernel=kernel_type(request.case.kernel), routes=runner.seen)
     try:
-        seen.projections = read_projections(request.case.layer, request.checkpoint)
-        seen.inputs = make_inputs(request.case, seen.projections)
-        save_tensors(seen.inputs, scratch / "inputs.safetensors")
-        seen.daemon = runner.run()
+        asked, inputs = _prepare(seen, request)
+        save_tensors(inputs, scratch / "inputs.safetensors")
+        seen.daemon = runner.run(asked)
         _require_unchanged(request)
     except LoadproofError as error:
         seen.error, seen.outcome = ErrorRecord.of(error), error.outcome
     return seen
+
+
+def _prepare(seen: CaseObservation, request: ProofRequest) -> tuple[Asked, dict[str, Tensor]]:
+    """Read what the checkpoint holds into `seen`; returns what is asked of the routes, and their inputs."""
+    if isinstance(request.case, ModelCaseSpec):
+        seen.model = observe_model(request.case.model, request.checkpoint)
+        contents = seen.model.contents
+        asked = Asked(layers=contents.layers, plain=contents.plain, new_tokens=seen.model.new_tokens)
+        return asked, {"prompts": seen.model.prompts.ids}
+    seen.projections = read_projections(request.case.layer, request.checkpoint)
+    seen.inputs = make_inputs(request.case, seen.projections)
+    return Asked(layers=(request.case.layer,)), seen.inputs
 
 
 def _require_unchanged(request: ProofRequest) -> None:

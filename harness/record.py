@@ -65,6 +65,10 @@ class WitnessRecord(_Record):
 class OutputRecord(_Record):
     m: int
     """Tokens in this forward pass."""
+    prompt: int | None = None
+    """Of a model: the prompt's number, from 0."""
+    step: int | None = None
+    """Of a model: 0 is the prefill, and each later step takes the token of the one before."""
     shape: list[int]
     dtype: str
     sha256: str
@@ -95,6 +99,58 @@ class TensorRecord(_Record):
     """Bytes from the start of the allocation."""
 
 
+class ModuleRecord(_Record):
+    """The tensors of a model's decoder layer, or of a module beside them, taken together."""
+
+    name: str
+    tensors: int
+    nbytes: int
+    sha256: str
+    """Of the name, dtype, shape, strides and sha256 of each, in order."""
+    allocations: list[str]
+    """Each that they lie in, once."""
+    offset: int | None
+    """Smallest offset in the daemon's allocation; None where nothing lies there."""
+
+
+class GenerationRecord(_Record):
+    """What a model generated on one route, by prompt; its logits are the route's `outputs`."""
+
+    ids: list[list[int]]
+    text: list[str | None]
+    """None without a tokenizer."""
+    hidden: list[list[str]]
+    """By prompt and point: 16 digits of a sha256 over the hidden states' digests of all steps."""
+    gemms: dict[str, int]
+    """How often each kind of fused layer was multiplied, in all decoder layers together."""
+    description: str
+    """sha256 of the module tree's description: parameters, ties, dtypes, buffers, flags, config."""
+    flags: dict[str, str]
+    """What was set so that sums have one order."""
+    memory: dict[str, dict[str, int]]
+    """Bytes in use when the weights were there and after the run; information only."""
+
+
+class ModelRecord(_Record):
+    """What all routes of a model case share."""
+
+    architecture: str
+    decoder_layers: int
+    fused_layers: int
+    plain_tensors: int
+    weight_bytes: int
+    """Of all tensors as the daemon serves them."""
+    tokenizer: str
+    """File, or that there is none."""
+    prompts: list[str | None]
+    """The text of the ids below; None without a tokenizer."""
+    prompt_ids: list[list[int]]
+    points: list[str]
+    """Modules after which hidden states are digested, in order."""
+    notes: list[str] = []
+    """What is left out."""
+
+
 class RouteRecord(_Record):
     outcome: Outcome
     route_taken: str
@@ -110,10 +166,11 @@ class RouteRecord(_Record):
     kernels: list[str] = []
     """Names of the kernels that ran."""
     tensors: list[TensorRecord] = []
+    """Of a model: those of the embedding and of the first decoder layer; `modules` has all."""
+    modules: list[ModuleRecord] = []
+    generation: GenerationRecord | None = None
     weights: dict[str, str] = {}
     """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
-    memory_bytes: dict[str, int] = {}
-    """Memory in use on the GPU by moment, e.g. `before` and `loaded`; empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 
@@ -141,7 +198,10 @@ class DaemonRecord(_Record):
     key: dict[str, str | None] = {}
     """The fingerprint that both sides must share."""
     tensors: list[TensorRecord] = []
-    """The manifest: what the daemon serves."""
+    """The manifest: what the daemon serves. In evidence, of a model: as in RouteRecord."""
+    manifest: str = ""
+    """`manifest_digest` of all that it serves; empty where it served nothing."""
+    modules: list[ModuleRecord] = []
     error: ErrorRecord | None = None
     """Why it did not start to serve."""
     files_opened: list[str] = []
@@ -164,6 +224,7 @@ class CaseRecord(_Record):
     routes: dict[str, RouteRecord]
     checks: list[CheckRecord]
     daemon: DaemonRecord = DaemonRecord()
+    model: ModelRecord | None = None
     duration_ms: float
 
     @property

@@ -1,9 +1,13 @@
 """From observations to the evidence of one case."""
 
+from typing import Any
+
 from .checks import case_verdict, run_checks
+from .models.recording import folded, generation_record, logits_records, model_record
 from .observation import CaseObservation, RouteObservation
 from .record import (
     CaseRecord,
+    DaemonRecord,
     DigestRecord,
     OutputRecord,
     RouteRecord,
@@ -23,15 +27,28 @@ def record_case(request: ProofRequest, seen: CaseObservation, duration_ms: float
         verdict=case_verdict(checks),
         node_id=request.node_id,
         checkpoint={"content": request.content, "origin": request.origin},
-        routes={name: _route_record(route) for name, route in seen.routes.items()},
+        routes={name: _route_record(seen, route) for name, route in seen.routes.items()},
         checks=checks,
-        daemon=seen.daemon,
+        daemon=_daemon_record(seen),
+        model=model_record(seen.model, seen.daemon) if seen.model else None,
         duration_ms=round(duration_ms, 1),
     )
 
 
-def _route_record(seen: RouteObservation) -> RouteRecord:
+def _daemon_record(seen: CaseObservation) -> DaemonRecord:
+    served = seen.daemon.tensors
+    manifest = manifest_digest({t.name: t.sha256 for t in served}) if served else ""
+    kept = folded(seen.model, served, seen.daemon.allocation) if seen.model else {}
+    return seen.daemon.model_copy(update={"manifest": manifest} | kept)
+
+
+def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
     said = seen.reported
+    tensors = [TensorRecord(**t) for t in said.get("tensors", [])]
+    held: dict[str, Any] = {"tensors": tensors, "outputs": _outputs(seen)}
+    if case.model is not None:
+        held = folded(case.model, tensors, case.daemon.allocation)
+        held |= {"outputs": logits_records(seen), "generation": generation_record(case.model, seen)}
     return RouteRecord(
         outcome=seen.outcome,
         route_taken=said.get("route_taken", "none"),
@@ -48,23 +65,15 @@ def _route_record(seen: RouteObservation) -> RouteRecord:
             attachments=seen.attachments,
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,
         ),
-        outputs=[
-            OutputRecord(
-                m=int(n.split(".")[1]), shape=list(t.shape), dtype=dtype_name(t.dtype), sha256=sha256(t)
-            )
-            for n, t in seen.results.items()
-            if n.startswith("output.")
-        ],
         processed=[
             DigestRecord(name=n.removeprefix("processed."), sha256=sha256(t))
             for n, t in seen.results.items()
             if n.startswith("processed.")
         ],
         kernels=said.get("kernels", []),
-        tensors=[TensorRecord(**t) for t in said.get("tensors", [])],
         weights=_weights(seen),
-        memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,
+        **held,
     )
 
 
@@ -75,3 +84,11 @@ def _weights(seen: RouteObservation) -> dict[str, str]:
         "daemon": seen.daemon_digests or {},
     }
     return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}
+
+
+def _outputs(seen: RouteObservation) -> list[OutputRecord]:
+    return [
+        OutputRecord(m=int(n.split(".")[1]), shape=list(t.shape), dtype=dtype_name(t.dtype), sha256=sha256(t))
+        for n, t in seen.results.items()
+        if n.startswith("output.")
+    ]

@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from .daemon import DaemonJob
 from .engine import EngineJob
 from .errors import LoadproofError, ProcessCrashed, RemoteError
 from .launch import Child
+from .model_spec import Asked, ModelCaseSpec
 from .observation import RouteObservation
 from .outcome import Outcome
 from .record import DaemonRecord, ErrorRecord
@@ -36,7 +37,7 @@ PHASE_SECONDS = 60.0
 class ProofRequest:
     """One case, on one checkpoint, in one run."""
 
-    case: CaseSpec
+    case: CaseSpec | ModelCaseSpec
     checkpoint: Path
     content: str
     """Digest of the checkpoint, taken once per run."""
@@ -46,6 +47,8 @@ class ProofRequest:
     node_id: str
     defect: str | None = None
     phase_seconds: float = PHASE_SECONDS
+    progress: Callable[[RouteObservation], None] = lambda seen: None
+    """Told of each route as it ends."""
 
 
 class Runner:
@@ -61,8 +64,9 @@ class Runner:
         """What is known of each route, filled in while `run` goes on."""
         self._socket = scratch / "d" / "s"
 
-    def run(self) -> DaemonRecord:
+    def run(self, asked: Asked) -> DaemonRecord:
         """All four routes; a daemon that does not start is the outcome of the routes that need it."""
+        self._asked = asked
         for route in (route for route in ROUTES if not route.daemon_present):
             self._observe(self.seen[route.name])
             # A later route must find no weights but its decoy beside its own folder.
@@ -89,7 +93,8 @@ class Runner:
         case, stderr = self._request.case, self._scratch / "daemon.stderr"
         job = DaemonJob(
             checkpoint=self._request.checkpoint,
-            layers=(case.layer,),
+            layers=self._asked.layers,
+            plain=self._asked.plain,
             socket=self._socket,
             transport=case.transport,
             kernel=case.daemon_kernel or case.kernel,
@@ -143,6 +148,7 @@ class Runner:
         except OSError as error:
             self._fail(seen, unwritable(self._scratch, error))
         seen.timings_ms["total"] = round((time.monotonic() - started) * 1e3, 3)
+        self._request.progress(seen)
 
     def _live(self, seen: RouteObservation) -> None:
         route = seen.route
@@ -171,7 +177,9 @@ class Runner:
             loader=route.loader,
             checkpoint=files.path,
             links_into=files.links_into,
-            layer=case.layer,
+            layers=self._asked.layers,
+            plain=self._asked.plain,
+            new_tokens=self._asked.new_tokens,
             kernel=case.kernel,
             device=case.device,
             transport=case.transport,
@@ -229,7 +237,8 @@ class Runner:
     def _ask_daemon(self, seen: RouteObservation) -> None:
         """What the daemon sees once the engine is gone: its bytes, and how often it handed them out."""
         try:
-            client = CacheClient(self._socket)
+            # It hashes all that it holds before it answers.
+            client = CacheClient(self._socket, timeout=self._request.phase_seconds)
         except LoadproofError:
             return
         try:

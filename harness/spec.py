@@ -147,12 +147,9 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseSpec:
-    """One claim: this layer, on this kernel, over this transport, ends as expected."""
+class Claim:
+    """What every case says: where it runs, by what, and how it must end."""
 
-    layer: LayerSpec
-    projection: ProjectionKind
-    source: Source
     transport: str
     kernel: str = "reference"
     device: str = "cpu"
@@ -160,8 +157,6 @@ class CaseSpec:
     daemon_kernel: str = ""
     """The daemon's backend, where it is another than the engines'."""
     subject: str = "builtin"
-    m_values: tuple[int, ...] = (0, 1, 2, 16, 17, 128)
-    """Numbers of tokens; each is one forward pass."""
     refusal: Refusal | None = None
     fallback_allowed: bool = False
     """Whether the ipc routes may fall back too: a refusal must not hide behind it."""
@@ -170,6 +165,26 @@ class CaseSpec:
     def expected(self) -> Outcome:
         """How the case must end."""
         return Outcome.REFUSED if self.refusal else Outcome.PASS
+
+    @property
+    def id(self) -> str:
+        """Lower-case ASCII joined by `-`; names no GPU, so that history compares across hosts."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """The `case` object of the evidence (builtins only)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSpec(Claim):
+    """One claim: this layer, on this kernel, over this transport, ends as expected."""
+
+    layer: LayerSpec
+    projection: ProjectionKind
+    source: Source
+    m_values: tuple[int, ...] = (0, 1, 2, 16, 17, 128)
+    """Numbers of tokens; each is one forward pass."""
 
     @property
     def id(self) -> str:

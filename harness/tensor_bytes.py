@@ -6,7 +6,9 @@ Equality is shape, dtype, then bytes; so -0 differs from +0, and a NaN equals on
 import ctypes
 import hashlib
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _libc = ctypes.CDLL(None)
 
@@ -26,6 +28,11 @@ def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def sha256(tensor: torch.Tensor) -> str:
     """Hex sha256 of `memory_bytes(tensor)`."""
     return hashlib.sha256(memory_bytes(tensor).numpy().data).hexdigest()
+
+
+def sha256_of(raw: NDArray[np.uint8]) -> str:
+    """Hex sha256 of bytes in numpy's hands."""
+    return hashlib.sha256(np.ascontiguousarray(raw).data).hexdigest()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

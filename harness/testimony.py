@@ -12,9 +12,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from .outcome import Outcome
-from .record import DaemonRecord, RouteRecord, TensorRecord, WitnessRecord
+from .record import DaemonRecord, GenerationRecord, RouteRecord, TensorRecord, WitnessRecord
 
-RESULT = re.compile(r"(output|activation|activation_scale)\.[0-9]+|processed\.[a-z_]+")
+RESULT = re.compile(
+    r"(output|activation|activation_scale|logits)\.[0-9]+|processed\.[a-z_]+|hidden|ids|description"
+)
+
+FORMS: dict[str, tuple[int, torch.dtype | None]] = {
+    "logits": (3, None),
+    "ids": (2, torch.int64),
+    "hidden": (4, torch.uint8),
+    "description": (1, torch.uint8),
+}
+"""Results of a model: dimensions, and dtype where there is but one."""
+NOTHING_GENERATED: dict[str, Any] = {"gemms": {}, "flags": {}, "memory": {}}
 
 
 def check_observed(observed: Any, ms: Any) -> None:
@@ -26,6 +37,8 @@ def check_observed(observed: Any, ms: Any) -> None:
     WitnessRecord(**{name: observed[name] for name in fields if name in observed})
     for tensor in observed.get("tensors", []):
         TensorRecord(**tensor)
+    generated = {name: observed[name] for name in ("gemms", "flags", "memory") if name in observed}
+    GenerationRecord(ids=[], text=[], hidden=[], description="", **({**NOTHING_GENERATED, **generated}))
     RouteRecord(
         outcome=Outcome.PASS,
         route_taken=observed.get("route_taken", "none"),
@@ -75,4 +88,15 @@ def take_results(file: Path) -> dict[str, torch.Tensor]:
     foreign = [name for name in results if not RESULT.fullmatch(name)]
     if foreign:
         raise ValueError(f"results named {foreign[:3]}")
+    for name, result in results.items():
+        _check_form(name, result)
     return results
+
+
+def _check_form(name: str, result: torch.Tensor) -> None:
+    """Raise ValueError unless evidence can hold this result of a model."""
+    dims, dtype = FORMS.get(name.partition(".")[0], (result.dim(), None))
+    if result.dim() != dims or dtype not in (None, result.dtype):
+        raise ValueError(f"result {name!r} of form {result.dtype} {list(result.shape)}")
+    if name == "ids" and result.numel() and int(result.min()) < 0:
+        raise ValueError("negative token ids")

@@ -8,20 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from loadproof.harness.atomic_file import write_atomically
-from loadproof.harness.checkpoint import strict_json
-from loadproof.harness.checkpoint.config import CONFIG, read_quantization
+from loadproof.harness.checkpoint.config import output_dtype, read_quantization
 from loadproof.harness.checkpoint.digest import config_digests, sidecar_digest
 from loadproof.harness.checkpoint.discovery import discover_layers
-from loadproof.harness.checkpoint.files import read_small
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.checkpoint.schemes import SchemePlan
 from loadproof.harness.checkpoint.unused import unused_tensors
-from loadproof.harness.errors import ConfigError, MissingTensor, OutputUnwritable
+from loadproof.harness.errors import MissingTensor, OutputUnwritable
 from loadproof.harness.spec import LayerSpec
 
 from .text import one_line
 
-DTYPES = ("bfloat16", "float16")
 SHOWN_NAMES = 3
 
 
@@ -31,7 +28,7 @@ def discovered(checkpoint: Path) -> list[LayerSpec]:
     # Refused before a weight file is opened.
     SchemePlan(config, checkpoint).require_supported()
     with CheckpointReader(checkpoint) as reader:
-        layers = discover_layers(reader, config, _out_dtype(checkpoint))
+        layers = discover_layers(reader, config, output_dtype(checkpoint))
     if not layers:
         raise MissingTensor(
             checkpoint,
@@ -60,34 +57,10 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join([*map(one_line, names[:SHOWN_NAMES]), *(["…"] if len(names) > SHOWN_NAMES else [])])
 
 
-def _out_dtype(checkpoint: Path) -> str:
-    try:
-        document = strict_json.parse(read_small(checkpoint / CONFIG), strict_numbers=False)
-    except FileNotFoundError:
-        document = {}
-    except ValueError as error:
-        document = error
-    # transformers wrote `torch_dtype` before version 5.
-    keys = ("dtype", "torch_dtype")
-    named = [document.get(key) for key in keys] if isinstance(document, dict) else [document]
-    named = [dtype for dtype in named if dtype is not None]
-    if not named:
-        return DTYPES[0]
-    dtype = named[0] if named.count(named[0]) == len(named) else named
-    if dtype not in DTYPES:
-        raise ConfigError(
-            checkpoint / CONFIG,
-            expected=f"dtype {' or '.join(DTYPES)}",
-            found=repr(dtype)[:100],
-            remedy="Export the checkpoint with an output dtype that the kernels have.",
-        )
-    return str(dtype)
-
-
 def remembered(checkpoint: Path, content: str) -> list[LayerSpec]:
     """As `discovered`, remembered by content: an engine that attaches reads no header either."""
     SchemePlan(read_quantization(checkpoint), checkpoint).require_supported()
-    asked = json.dumps([content, config_digests(checkpoint), _out_dtype(checkpoint)])
+    asked = json.dumps([content, config_digests(checkpoint), output_dtype(checkpoint)])
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     file = Path(root) / "loadproof" / "layers" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     try:

@@ -50,15 +50,13 @@ def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
     """One list a label, with the text of each route."""
     routes = [case.routes.get(route.name) for route in ROUTES]
     reference = case.routes.get(REFERENCE_ROUTE.name)
-    about = _About(
-        letters_of(case), reference, {o.m: o.sha256 for o in reference.outputs} if reference else {}
-    )
+    about = _About(letters_of(case), reference, _outputs_of(reference) if reference else {})
     return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
 
 
 def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
     """The facts to show; memory only where some route measured it."""
-    measured = any(route.memory_bytes for case in cases for route in case.routes.values())
+    measured = any(r.generation and r.generation.memory for case in cases for r in case.routes.values())
     return [label for label in ROUTE_FACTS if measured or label != MEMORY]
 
 
@@ -68,8 +66,8 @@ class _About:
 
     letters: dict[str, str]
     reference: RouteRecord | None
-    wanted: dict[int, str]
-    """The reference's outputs: M to sha256."""
+    wanted: dict[tuple[int, int, int], str]
+    """The reference's outputs, as `_outputs_of` gives them."""
 
 
 def _engine(about: _About, route: RouteRecord) -> str:
@@ -88,16 +86,22 @@ def _mapped(about: _About, route: RouteRecord) -> str:
     return f"{size(seen.mapped_bytes)} of daemon {scalar(seen.daemon_pid)}\nnonce {nonce}"
 
 
+def _outputs_of(route: RouteRecord) -> dict[tuple[int, int, int], str]:
+    """Prompt, step and M to sha256; a layer has neither prompt nor step."""
+    return {(o.prompt or 0, -1 if o.step is None else o.step, o.m): o.sha256 for o in route.outputs}
+
+
 def _outputs(about: _About, route: RouteRecord) -> str:
-    found = {output.m: output.sha256 for output in route.outputs}
+    found = _outputs_of(route)
     if found and found == about.wanted and route is not about.reference:
         return f"✓ the same on all {len(found)}"
-    marks = {m: "" if route is about.reference else _mark(about, m, digest) for m, digest in found.items()}
-    return "\n".join([f"{marks[m]}M {m} {found[m][:12]}" for m in sorted(found)]) or "none"
-
-
-def _mark(about: _About, m: int, digest: str) -> str:
-    return "✓ " if about.wanted.get(m) == digest else "✗ "
+    lines = []
+    for key in sorted(found):
+        prompt, step, m = key
+        mark = "" if route is about.reference else "✓ " if about.wanted.get(key) == found[key] else "✗ "
+        what = f"M {m}" if step < 0 else f"prompt {prompt} step {step}"
+        lines.append(f"{mark}{what} {found[key][:12]}")
+    return "\n".join(lines) or "none"
 
 
 def _weights(about: _About, route: RouteRecord) -> str:
@@ -125,7 +129,11 @@ def _times(about: _About, route: RouteRecord) -> str:
 
 
 def _memory(about: _About, route: RouteRecord) -> str:
-    return "\n".join(f"{moment} {size(count)}" for moment, count in route.memory_bytes.items()) or "none"
+    moments = route.generation.memory if route.generation else {}
+    lines = [
+        f"{at}: {', '.join(f'{n} {size(count)}' for n, count in m.items())}" for at, m in moments.items()
+    ]
+    return "\n".join(lines) or "none"
 
 
 MEMORY = "Memory in use"

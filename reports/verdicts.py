@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, RouteRecord, manifest_digest
+from loadproof.harness.record import CaseRecord, RouteRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES, Route
 
 PARTS = {"outputs": "outputs_exact", "shared": "pointers_shared", "contents": "contents_preserved"}
@@ -106,7 +106,7 @@ def _shared(case: CaseRecord) -> _ByRoute:
 
 
 def _contents(case: CaseRecord) -> _ByRoute:
-    manifest = manifest_digest({t.name: t.sha256 for t in case.daemon.tensors})
+    manifest = case.daemon.manifest
     verdicts = {}
     for route in ROUTES:
         found = case.routes.get(route.name)

@@ -14,6 +14,9 @@ OURS = "_ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tupleIJ
 VLLM = "void cutlass::device_kernel<vllm::cutlass_3x_gemm_sm90_fp8<cutlass::float_e4m3_t, cutlass::bfloat16_t"
 CUBLASLT = "nvjet_sm90_qqtst_8x64_128x16_4x1_v_bz_algo2_bias_TNN"
 TRITON = "loadproof_triton_scaled_mm"
+BFLOAT16 = "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT"
+# cuBLAS's own, for bfloat16 on an older architecture.
+OLD_CUTLASS = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>"
 TORCH = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<float>"
 
 
@@ -26,6 +29,7 @@ TORCH = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunct
         ([TRITON], {"triton"}),
         ([TORCH], set()),
         ([OURS, VLLM], {"cutlass", "vllm-cutlass"}),
+        ([BFLOAT16, OLD_CUTLASS], set()),
     ],
 )
 def test_symbols_name_their_backend(symbols: list[str], backends: set[str]) -> None:
@@ -36,6 +40,8 @@ def test_symbols_name_their_backend(symbols: list[str], backends: set[str]) -> N
     ("launched", "verdict"),
     [
         ([TORCH, OURS], Outcome.PASS),
+        ([BFLOAT16, OURS], Outcome.PASS),
+        ([BFLOAT16, OLD_CUTLASS], Outcome.WRONG_KERNEL),
         ([TORCH, VLLM], Outcome.WRONG_KERNEL),
         ([OURS, CUBLASLT], Outcome.WRONG_KERNEL),
         ([TORCH], Outcome.WRONG_KERNEL),

@@ -45,7 +45,7 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
     kernel = ReferenceKernel()
     results = run_layer(FusedFp8Linear(processed, kernel), inputs) | stored(processed)
     loaded = Loaded(layers=[processed], route_taken="disk")
-    held = describe(loaded, processed)["tensors"]
+    held = describe(loaded)["tensors"]
     placed = [t | {"allocation": ALLOCATION, "offset": 512 * i} for i, t in enumerate(held)]
     routes = {
         route.name: RouteObservation(
@@ -54,18 +54,18 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
             decoy=route.decoy,
             nonce="n" if route.shares else None,
             files_opened=[] if route.shares else ["model.safetensors"],
-            daemon_digests=digests(processed) if route.shares else None,
+            daemon_digests=digests(loaded.tensors) if route.shares else None,
             attachments=1 if route.shares else None,
             results=dict(results),
             reported={
                 "route_taken": route.must_observe,
-                "layout": processed.layout.to_json(),
+                "layouts": {processed.name: processed.layout.to_json()},
                 "tensors": copy.deepcopy(placed if route.shares else held),
                 "mapped_bytes": 4096 if route.shares else 0,
                 "daemon_pid": 7 if route.shares else None,
                 "probe": "n",
                 "kernels": list(kernel.launched),
-                "tensors_after": digests(processed),
+                "tensors_after": digests(loaded.tensors),
                 "places_after": {
                     t["name"]: [t["allocation"], t["offset"]] for t in (placed if route.shares else held)
                 },

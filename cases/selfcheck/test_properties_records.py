@@ -18,6 +18,7 @@ from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import BadManifest
 from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
+from loadproof.harness.model_spec import PlainTensor
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, RunRecord
 from loadproof.harness.spec import LayerSpec
@@ -41,12 +42,17 @@ def test_layer_reads_back(layer: LayerSpec) -> None:
     assert LayerSpec.from_json(through_json(layer.to_json())) == layer
 
 
+plain_tensors = st.lists(
+    st.builds(PlainTensor, name=texts, dtype=texts, shape=st.lists(st.integers(0, 2**40)).map(tuple)),
+    max_size=3,
+).map(tuple)
 engine_jobs = st.builds(
     EngineJob,
     loader=st.sampled_from(["disk", "cache"]),
     checkpoint=paths,
     links_into=st.none() | paths,
-    layer=layers(),
+    layers=st.lists(layers(), max_size=3).map(tuple),
+    plain=plain_tensors,
     kernel=texts,
     transport=texts,
     socket=paths,
@@ -60,6 +66,7 @@ daemon_jobs = st.builds(
     DaemonJob,
     checkpoint=paths,
     layers=st.lists(layers(), max_size=3).map(tuple),
+    plain=plain_tensors,
     socket=paths,
     transport=texts,
     kernel=texts,
@@ -248,6 +255,9 @@ def test_changed_field_is_bad_or_read_as_it_stands(path: tuple[Any, ...], value:
     if manifest is not None:
         assert same_json(through_json(manifest.to_json()), document)
         (layout,) = manifest.layouts.values()
+        if layout is None:
+            # The layer is then taken for a module that is served as it is, which `restore` refuses.
+            return
         sizes = (layout.logical_width, layout.padded_width, layout.logical_k, layout.padded_k)
         assert {type(size) for size in sizes} == {int}
         assert type(layout.transposed) is bool

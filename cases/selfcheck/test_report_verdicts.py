@@ -6,11 +6,12 @@ import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, CheckRecord, manifest_digest
+from loadproof.harness.record import CaseRecord, CheckRecord
 from loadproof.harness.routes import ROUTES
 from loadproof.reports.verdicts import RouteVerdicts, route_verdicts
 
 PASS = Outcome.PASS
+MANIFEST = "a" * 64
 
 
 def verdicts(case: CaseRecord) -> dict[str, RouteVerdicts]:
@@ -19,8 +20,9 @@ def verdicts(case: CaseRecord) -> dict[str, RouteVerdicts]:
 
 def changed(route: str, **fields: Any) -> CaseRecord:
     case = case_record("a")
+    daemon = case.daemon.model_copy(update={"manifest": MANIFEST})
     routes = case.routes | {route: case.routes[route].model_copy(update=fields)}
-    return case.model_copy(update={"routes": routes})
+    return case.model_copy(update={"routes": routes, "daemon": daemon})
 
 
 def with_check(case: CaseRecord, name: str, verdict: Outcome, **evidence: Any) -> CaseRecord:
@@ -60,9 +62,7 @@ def test_sharing_needs_the_nonce() -> None:
 
 @pytest.mark.parametrize("moment", ["held", "after", "daemon"])
 def test_other_bytes_at_any_moment_are_mutated(moment: str) -> None:
-    case = case_record("a")
-    manifest = manifest_digest({t.name: t.sha256 for t in case.daemon.tensors})
-    good = dict.fromkeys(("held", "after", "daemon"), manifest)
+    good = dict.fromkeys(("held", "after", "daemon"), MANIFEST)
     assert verdicts(changed("ipc", weights=good))["ipc"].contents is PASS
     assert verdicts(changed("ipc", weights=good | {moment: "0" * 64}))["ipc"].contents is Outcome.MUTATED
     assert verdicts(changed("ipc", weights={m: d for m, d in good.items() if m != moment}))[

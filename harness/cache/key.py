@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,13 +12,19 @@ from ..device import describe_gpu
 from ..errors import KeyMismatch
 from ..formats.e4m3 import PROCESSING
 from ..kernels import Kernel
+from ..model_spec import PlainTensor
 from ..spec import LayerSpec
 
 Key = dict[str, str | None]
 
 
 def make_key(
-    checkpoint: Path, content: str, layers: list[LayerSpec], kernel: Kernel, device: str = "cpu"
+    checkpoint: Path,
+    content: str,
+    layers: list[LayerSpec],
+    kernel: Kernel,
+    device: str = "cpu",
+    plain: Sequence[PlainTensor] = (),
 ) -> Key:
     """Fingerprint a load.
 
@@ -27,8 +34,10 @@ def make_key(
         layers: the layers that are processed.
         kernel: the backend that will multiply.
         device: `cpu` or `cuda`; the GPU is this process's current one.
+        plain: the tensors that are served as the checkpoint stores them.
     """
-    described = json.dumps([layer.to_json() for layer in layers], sort_keys=True)
+    asked = [[layer.to_json() for layer in layers], [tensor.to_json() for tensor in plain]]
+    described = json.dumps(asked, sort_keys=True)
     return {
         "content": content,
         **config_digests(checkpoint),

@@ -2,14 +2,15 @@
 
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..errors import BadManifest
 from ..formats import Layout, ProcessedLayer, TensorLayout
+from ..model_spec import PlainTensor
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_bytes, sha256
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
@@ -20,6 +21,7 @@ class Entry:
     """One tensor in the arena."""
 
     layer: str
+    """Name of a processed layer, or path of a module whose tensors are served as they are."""
     tensor: str
     """`weight`, `weight_scale`, `input_scale` or `bias`."""
     dtype: str
@@ -44,8 +46,8 @@ class Manifest:
     arena_bytes: int
     probe_offset: int
     entries: tuple[Entry, ...]
-    layouts: dict[str, Layout]
-    """By layer name."""
+    layouts: dict[str, Layout | None]
+    """By layer name; None for a module whose tensors are served as they are."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,7 +118,9 @@ def _wholes(value: Any) -> tuple[int, ...]:
     return tuple(_whole(n) for n in value)
 
 
-def _layout(data: dict[str, Any]) -> Layout:
+def _layout(data: dict[str, Any] | None) -> Layout | None:
+    if data is None:
+        return None
     layout = Layout(**data)
     if type(layout.transposed) is not bool:
         raise ValueError(f"not true or false: {reprlib.repr(layout.transposed)}")
@@ -184,7 +188,20 @@ def place(layers: Mapping[str, Mapping[str, TensorLayout]]) -> Placement:
     return Placement(offsets=offsets, layouts=layouts, data_bytes=end)
 
 
-def fill(arena: Arena, placement: Placement, layers: Iterable[ProcessedLayer]) -> Manifest:
+class Served(Protocol):
+    """What `fill` takes: a processed layer, or tensors that are served as they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def layout(self) -> Layout | None: ...
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]: ...
+
+
+def fill(arena: Arena, placement: Placement, layers: Iterable[Served]) -> Manifest:
     """Copy the tensors to their places, freeze the arena, and describe it.
 
     Args:
@@ -196,10 +213,10 @@ def fill(arena: Arena, placement: Placement, layers: Iterable[ProcessedLayer]) -
         BadManifest: a tensor is not as it was placed, or one is missing.
     """
     entries: list[Entry] = []
-    layouts = {}
+    layouts: dict[str, Layout | None] = {}
     for layer in layers:
-        layouts[layer.spec.name] = layer.layout
-        entries += [_written(arena, placement, layer.spec.name, *item) for item in layer.tensors.items()]
+        layouts[layer.name] = layer.layout
+        entries += [_written(arena, placement, layer.name, *item) for item in layer.tensors.items()]
         del layer
         give_back_freed_memory()
     entries.sort(key=lambda entry: placement.offsets[entry.name])
@@ -234,12 +251,29 @@ def restore(manifest: Manifest, attachment: Attachment, layer: LayerSpec) -> Pro
     Raises:
         BadManifest: the daemon does not hold this layer.
     """
-    if layer.name not in manifest.layouts:
-        raise _bad(
-            layer.name, f"a layer that the daemon holds ({', '.join(sorted(manifest.layouts))})", "absent"
-        )
+    layout = manifest.layouts.get(layer.name)
+    if layout is None:
+        held = sorted(name for name, layout in manifest.layouts.items() if layout is not None)
+        raise _bad(layer.name, f"a layer that the daemon holds ({', '.join(held)})", "absent")
     tensors = {e.tensor: _view(e, attachment) for e in manifest.entries if e.layer == layer.name}
-    return ProcessedLayer(spec=layer, layout=manifest.layouts[layer.name], tensors=tensors)
+    return ProcessedLayer(spec=layer, layout=layout, tensors=tensors)
+
+
+def restore_plain(
+    manifest: Manifest, attachment: Attachment, wanted: Sequence[PlainTensor]
+) -> dict[str, torch.Tensor]:
+    """By name, the tensors that are served as they are, as views of the daemon's memory.
+
+    Raises:
+        BadManifest: the daemon does not hold one, or holds it in another dtype or shape.
+    """
+    entries = {entry.name: entry for entry in manifest.entries if manifest.layouts[entry.layer] is None}
+    for plain in wanted:
+        entry = entries.get(plain.name)
+        found = None if entry is None else (entry.dtype, entry.shape)
+        if found != (plain.dtype, plain.shape):
+            raise _bad(plain.name, f"{plain.dtype} {list(plain.shape)}", found or "absent")
+    return {plain.name: _view(entries[plain.name], attachment) for plain in wanted}
 
 
 def _view(entry: Entry, attachment: Attachment) -> torch.Tensor:

@@ -13,6 +13,7 @@ HF_QUANT_CONFIG = "hf_quant_config.json"
 CONFIG = "config.json"
 EXCLUSION_KEYS = ("exclude_modules", "ignore")
 """ModelOpt writes the first into `hf_quant_config.json`; `config.json` has either, by ModelOpt's version."""
+OUTPUT_DTYPES = ("bfloat16", "float16")
 FP8_KV_CACHE = {"type": "float", "num_bits": 8}
 """What `kv_cache_scheme` of `config.json` says for a `kv_cache_quant_algo` of FP8."""
 
@@ -60,6 +61,36 @@ def read_quantization(path: Path) -> QuantizationConfig:
         producer=nested.producer,
         quantized_layers=nested.quantized_layers or flat.quantized_layers,
     )
+
+
+def model_config(path: Path) -> dict[str, Any]:
+    """All of `config.json`; raises ConfigError where there is none, or no JSON object."""
+    document = _object(path / CONFIG)
+    if document is None:
+        raise _error(path / CONFIG, "the model's config", "no such file")
+    return document
+
+
+def output_dtype(path: Path) -> str:
+    """torch name of the dtype of activations, by `config.json`; bfloat16 where it says nothing.
+
+    Raises:
+        ConfigError: one that the kernels do not have, or two that differ.
+    """
+    document = _object(path / CONFIG) or {}
+    # transformers wrote `torch_dtype` before version 5.
+    named = [document[key] for key in ("dtype", "torch_dtype") if document.get(key) is not None]
+    if not named:
+        return OUTPUT_DTYPES[0]
+    dtype = named[0] if named.count(named[0]) == len(named) else named
+    if dtype not in OUTPUT_DTYPES:
+        raise ConfigError(
+            path / CONFIG,
+            expected=f"dtype {' or '.join(OUTPUT_DTYPES)}",
+            found=repr(dtype)[:100],
+            remedy="Export the checkpoint with an output dtype that the kernels have.",
+        )
+    return str(dtype)
 
 
 def _differ(ours: object, theirs: object) -> bool:

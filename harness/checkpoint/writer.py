@@ -28,6 +28,7 @@ def write_checkpoint(
     scheme: Scheme | str | None,
     excluded: Sequence[str] = (),
     quantized_layers: Mapping[str, str] | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder with `model.safetensors` and both config files.
 
@@ -37,6 +38,7 @@ def write_checkpoint(
         scheme: the quant_algo, written as it is.
         excluded: module patterns that are not quantised.
         quantized_layers: module path to quant_algo, for MIXED_PRECISION.
+        model: what `config.json` says of the model beside its quantisation.
 
     Raises:
         OutputUnwritable: the folder cannot be made or written.
@@ -44,7 +46,7 @@ def write_checkpoint(
     _save(path, tensors)
     algo = None if scheme is None else str(scheme)
     layers = {} if quantized_layers is None else {"quantized_layers": _named(quantized_layers)}
-    _save_configs(path, algo, list(excluded), layers)
+    _save_configs(path, algo, list(excluded), layers, dict(model or {}))
 
 
 def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[str, torch.Tensor]:
@@ -130,7 +132,9 @@ def _named(quantized_layers: Mapping[str, str]) -> dict[str, Any]:
     return {module: {"quant_algo": algo} for module, algo in quantized_layers.items()}
 
 
-def _save_configs(path: Path, algo: str | None, excluded: list[str], layers: dict[str, Any]) -> None:
+def _save_configs(
+    path: Path, algo: str | None, excluded: list[str], layers: dict[str, Any], model: dict[str, Any]
+) -> None:
     nested = {"quant_algo": algo, "kv_cache_quant_algo": None, "exclude_modules": excluded, **layers}
     flat: dict[str, Any] = {}
     if algo == Scheme.FP8:
@@ -141,7 +145,7 @@ def _save_configs(path: Path, algo: str | None, excluded: list[str], layers: dic
     flat |= {"producer": PRODUCER, "quant_method": "modelopt"}
     try:
         _dump(path / HF_QUANT_CONFIG, {"producer": PRODUCER, "quantization": nested})
-        _dump(path / CONFIG, {"dtype": "bfloat16", "quantization_config": flat})
+        _dump(path / CONFIG, {"dtype": "bfloat16", **model, "quantization_config": flat})
     except OSError as error:
         raise _unwritable(path, error) from error
 

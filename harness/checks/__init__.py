@@ -4,16 +4,21 @@ outputs_exact, processed_exact, activation_exact, gemm_bounded: what was compute
 pointers_shared, contents_preserved, layout_restored: where it lies (`memory`).
 route_witnessed, kernel_witnessed: which way it went (`route`).
 capability: whether it ran where it may, and was declined where it may not (`capability`).
+
+A whole model has no activation_exact and no gemm_bounded, which single layers have as cases of their own,
+and four checks in other words (`models`): outputs_exact looks at logits, token ids and hidden states.
 """
 
 from collections.abc import Callable
 
+from ..model_spec import ModelCaseSpec
 from ..observation import CaseObservation, Missing
 from ..outcome import Outcome
 from ..record import CheckRecord
 from .arithmetic import activation_exact, gemm_bounded, outputs_exact, processed_exact
 from .capability import capability
 from .memory import contents_preserved, layout_restored, pointers_shared
+from .models import derivation_exact, generation_exact, model_kernel_witnessed, model_restored
 from .route import kernel_witnessed, route_witnessed
 from .verdict import Tally
 
@@ -36,6 +41,17 @@ CHECKS: dict[str, Check] = {
     )
 }
 
+MODEL_CHECKS: dict[str, Check] = {
+    "outputs_exact": generation_exact,
+    "processed_exact": derivation_exact,
+    "pointers_shared": pointers_shared,
+    "contents_preserved": contents_preserved,
+    "layout_restored": model_restored,
+    "route_witnessed": route_witnessed,
+    "kernel_witnessed": model_kernel_witnessed,
+    "capability": capability,
+}
+
 MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -50,7 +66,8 @@ MALFORMED = (
 
 def run_checks(seen: CaseObservation) -> list[CheckRecord]:
     """All checks; where a route did not get far enough, its own outcome is the verdict."""
-    return [_run(name, check, seen) for name, check in CHECKS.items()]
+    checks = MODEL_CHECKS if isinstance(seen.case, ModelCaseSpec) else CHECKS
+    return [_run(name, check, seen) for name, check in checks.items()]
 
 
 def _run(name: str, check: Check, seen: CaseObservation) -> CheckRecord:

@@ -21,7 +21,7 @@ def outputs_exact(seen: CaseObservation, tally: Tally) -> str:
     reference = seen.routes[REFERENCE_ROUTE.name]
     # Route by route: where one was refused, the others have been compared in full.
     for route in routes[1:]:
-        for m in seen.case.m_values:
+        for m in seen.layer_case.m_values:
             expected = reference.result(f"output.{m}")
             verdict, found = compare(expected, route.result(f"output.{m}"))
             if verdict is not Outcome.PASS:
@@ -33,7 +33,7 @@ def outputs_exact(seen: CaseObservation, tally: Tally) -> str:
 
 def processed_exact(seen: CaseObservation, tally: Tally) -> str:
     """Weights, scales and padding equal the independent derivation from the checkpoint."""
-    expected = processed_bytes(seen.case.layer, seen.projections)
+    expected = processed_bytes(seen.layer_case.layer, seen.projections)
     for route in seen.in_order():
         held = {
             n.removeprefix("processed."): t for n, t in route.results.items() if n.startswith("processed.")
@@ -50,7 +50,7 @@ def processed_exact(seen: CaseObservation, tally: Tally) -> str:
             verdict, found = compare(*typed)
             if verdict is not Outcome.PASS:
                 detail = f"{name} on route {route.route.name} differs from the independent derivation."
-                where = {"route": route.route.name, "tensor": f"{seen.case.layer.name}.{name}"}
+                where = {"route": route.route.name, "tensor": f"{seen.layer_case.layer.name}.{name}"}
                 tally.fail(Outcome.PROCESSED, detail, **where, kind=verdict.value, **found)
             tally.count("bytes", want.size)
     return "All processed tensors equal the independent derivation from the checkpoint."
@@ -58,7 +58,7 @@ def processed_exact(seen: CaseObservation, tally: Tally) -> str:
 
 def _typed(seen: CaseObservation, name: str, stored: torch.Tensor) -> torch.Tensor:
     """Bytes in memory order as the tensor that they are; a weight as its stored [N, K] rows."""
-    layer = seen.case.layer
+    layer = seen.layer_case.layer
     if name == "weight":
         return stored.view(torch.float8_e4m3fn).reshape(layer.padded_width, layer.padded_k)
     return stored.view(dtype_of(layer.out_dtype) if name == "bias" else torch.float32)
@@ -68,8 +68,8 @@ def activation_exact(seen: CaseObservation, tally: Tally) -> str:
     """Quantised inputs and their scales equal the independent derivation."""
     input_scale = largest_input_scale(seen.projections)
     wanted: dict[str, torch.Tensor] = {}
-    for m in seen.case.m_values:
-        codes, scale = activation_bytes(seen.case.layer, seen.inputs[f"x.{m}"], input_scale)
+    for m in seen.layer_case.m_values:
+        codes, scale = activation_bytes(seen.layer_case.layer, seen.inputs[f"x.{m}"], input_scale)
         wanted[f"activation.{m}"] = torch.from_numpy(codes).view(torch.float8_e4m3fn)
         wanted[f"activation_scale.{m}"] = torch.from_numpy(scale.copy())
     for route in seen.in_order():
@@ -87,7 +87,7 @@ def gemm_bounded(seen: CaseObservation, tally: Tally) -> str:
     done: set[tuple[str, ...]] = set()
     for route in seen.in_order():
         weights = [sha256(t) for n, t in route.results.items() if n.startswith("processed.")]
-        for m in seen.case.m_values:
+        for m in seen.layer_case.m_values:
             output = route.result(f"output.{m}")
             tally.count("outputs", output.numel())
             # The exact sum is a function of the operands: equal operands and outputs need one look.
@@ -105,7 +105,7 @@ def gemm_bounded(seen: CaseObservation, tally: Tally) -> str:
 def _bound(
     seen: CaseObservation, route: RouteObservation, m: int, output: torch.Tensor, tally: Tally
 ) -> None:
-    layer = seen.case.layer
+    layer = seen.layer_case.layer
     size, whole = route.result("processed.weight").numel(), layer.padded_width * layer.padded_k
     if size != whole:
         detail = f"The weight on route {route.route.name} has another size, so there is no exact sum."
@@ -149,7 +149,7 @@ def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> tuple[Doub
     Both float64 [M, logical_width]. Codes are integers times 2^-9, and float64 sums of their products
     stay below 2^53, so the sum is exact.
     """
-    layer = seen.case.layer
+    layer = seen.layer_case.layer
     codes = route.result(f"activation.{m}").view(torch.uint8).numpy()
     weight = route.result("processed.weight").numpy().reshape(layer.padded_width, layer.padded_k)
     a, b = np.rint(DECODED[codes] * 512), np.rint(DECODED[weight] * 512)

@@ -1,9 +1,12 @@
 """pointers_shared, contents_preserved, layout_restored: where the weights lie and what became of them."""
 
+from typing import Any
+
 from ..formats import Layout
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
 from ..record import TensorRecord
+from ..spec import LayerSpec
 from .verdict import Tally
 
 
@@ -99,24 +102,25 @@ def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
 
 def layout_restored(seen: CaseObservation, tally: Tally) -> str:
     """Shapes, strides and logical widths are those of a correctly processed layer, on every route."""
-    layer = seen.case.layer
-    expected = Layout.of(layer).to_json()
-    k, n = layer.padded_k, layer.padded_width
     for route in seen.in_order():
-        found = route.said("layout")
-        wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
-        detail = f"Route {route.route.name} restored another layout."
-        name = route.route.name
-        tally.require(not wrong, Outcome.LAYOUT, detail, route=name, expected_found=wrong)
-        weight = next(t for t in route.said("tensors") if t["name"] == f"{layer.name}.weight")
-        shape = (weight["shape"], weight["stride"])
-        detail = f"The weight on route {route.route.name} is not column-major [K, N]."
-        expected_shape = ([k, n], [1, k])
-        tally.require(
-            shape == expected_shape, Outcome.LAYOUT, detail, route=name, expected=expected_shape, found=shape
-        )
-        others = {t["name"].rpartition(".")[2]: t["shape"] for t in route.said("tensors")}
-        per_channel = others["weight_scale"] in ([], [n])
-        detail = f"The weight scale on route {name} has another shape."
-        tally.require(per_channel, Outcome.LAYOUT, detail, route=name, found=others)
+        layouts, tensors = route.said("layouts"), {t["name"]: t for t in route.said("tensors")}
+        for layer in seen.layers:
+            _require_layout(route.route.name, layer, layouts[layer.name], tensors, tally)
     return "Shape, strides, logical and padded sizes are as processing leaves them, on all routes."
+
+
+def _require_layout(
+    route: str, layer: LayerSpec, found: dict[str, Any], tensors: dict[str, Any], tally: Tally
+) -> None:
+    expected = Layout.of(layer).to_json()
+    wrong = {name: [want, found.get(name)] for name, want in expected.items() if found.get(name) != want}
+    detail = f"Route {route} restored another layout of {layer.name}."
+    tally.require(not wrong, Outcome.LAYOUT, detail, route=route, expected_found=wrong)
+    weight, k, n = tensors[f"{layer.name}.weight"], layer.padded_k, layer.padded_width
+    shape = (weight["shape"], weight["stride"])
+    detail = f"The weight of {layer.name} on route {route} is not column-major [K, N]."
+    due = ([k, n], [1, k])
+    tally.require(shape == due, Outcome.LAYOUT, detail, route=route, expected=due, found=shape)
+    scale = tensors[f"{layer.name}.weight_scale"]["shape"]
+    detail = f"The weight scale of {layer.name} on route {route} has another shape."
+    tally.require(scale in ([], [n]), Outcome.LAYOUT, detail, route=route, found=scale)

@@ -51,6 +51,11 @@ class ProcessedLayer:
     """`weight` E4M3 [padded_k, padded_width] column-major; `weight_scale` float32 () or
     [padded_width]; `input_scale` float32 () where static; `bias` [padded_width] in the output dtype."""
 
+    @property
+    def name(self) -> str:
+        """Module path of the fused layer."""
+        return self.spec.name
+
     def to(self, device: str) -> "ProcessedLayer":
         """The same layer on a device, strides and all; itself where it lies there already."""
         return replace(self, tensors={name: tensor.to(device) for name, tensor in self.tensors.items()})
@@ -69,6 +74,12 @@ class TensorLayout:
     def of(cls, tensor: torch.Tensor) -> "TensorLayout":
         """The layout that `tensor` has."""
         return cls(dtype=tensor.dtype, shape=tuple(tensor.shape), stride=tuple(tensor.stride()))
+
+    @classmethod
+    def packed(cls, dtype: torch.dtype, shape: tuple[int, ...]) -> "TensorLayout":
+        """Row after row, as a checkpoint stores it."""
+        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+        return cls(dtype=dtype, shape=shape, stride=strides)
 
     @property
     def nbytes(self) -> int:

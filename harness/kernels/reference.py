@@ -14,6 +14,10 @@ from .contract import check_operands
 from .protocol import Launches
 
 MAX_EXACT_K = 2**17
+WIDENED_BY = 2.0**-8
+"""A power of two, so that taking it out of the other operand is exact."""
+NAN_SHIFTED = 0xFE
+"""E4M3's NaN, 0x7f or 0xff, without its sign: no other code is as large."""
 
 
 def rounded_once(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -29,6 +33,22 @@ def rounded_once(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     bits = torch.where(wide != exact, bits | 1, bits)
     odd = torch.where(torch.isfinite(single), bits.view(torch.float32), single)
     return odd.to(dtype)
+
+
+def widened(weight: torch.Tensor) -> torch.Tensor:
+    """E4M3 [N, K], packed, to float64 values times WIDENED_BY, exactly; takes a third of `to`'s time.
+
+    An E4M3 code is a float16 with a narrower exponent: moved into its place, it is the value times 2^-8.
+    NaN alone is no such code, so a weight that holds one goes the slow way.
+    """
+    unsigned = weight.view(torch.uint8) << 1
+    if weight.numel() == 0 or int(unsigned.max()) == NAN_SHIFTED:
+        return weight.to(torch.float64) * WIDENED_BY
+    # Sign-extended, so that the sign lands in bits 15 and 14; bit 14 is the exponent's highest.
+    halves = weight.view(torch.int8).to(torch.int16)
+    halves <<= 7
+    halves &= ~(1 << 14)
+    return halves.view(torch.float16).to(torch.float64)
 
 
 class ReferenceKernel(Launches):
@@ -66,7 +86,7 @@ class ReferenceKernel(Launches):
                 remedy="Use a GPU kernel for this layer.",
             )
         self._note("reference_scaled_mm_float64")
-        out = a.to(torch.float64) @ b.to(torch.float64)
+        out = (a.to(torch.float64) / WIDENED_BY) @ widened(b.t()).t()
         out *= scale_a.to(torch.float64) * scale_b.to(torch.float64)
         if bias is not None:
             out += bias.to(torch.float64)

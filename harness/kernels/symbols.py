@@ -4,15 +4,17 @@ from collections.abc import Iterable
 
 WORDS = {
     "vllm-cutlass": ("vllm", "cutlass"),
-    "cutlass": ("cutlass",),
-    "torch-scaled-mm": ("nvjet",),
+    "cutlass": ("cutlass", "device_kernel", "GemmUniversal"),
+    "torch-scaled-mm": ("nvjet", "_qq"),
     "triton": ("loadproof_triton",),
 }
-"""Backend to what its symbols hold, in the order of asking: vLLM's hold CUTLASS's too. nvjet is cuBLASLt."""
+"""Backend to what its symbols hold, in the order of asking: vLLM's hold CUTLASS's too. nvjet is cuBLASLt, and
+`_qq` says that both its operands are FP8: a model's other products are cuBLASLt's as well, and some of those
+are built with CUTLASS, under symbols of their own."""
 
 
 def backends_of(symbols: Iterable[str]) -> set[str]:
-    """The backends whose matrix products are among launched kernels; other kernels belong to none."""
+    """The backends whose FP8 matrix products are among launched kernels; other kernels belong to none."""
     found = (_backend(symbol) for symbol in symbols)
     return {backend for backend in found if backend is not None}
 

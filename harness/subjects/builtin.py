@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..daemon import DaemonJob
 from ..engine import EngineJob
+from ..forkserver import MODEL_ENGINE
 from ..launch import Child, Forkserver
 
 
@@ -23,6 +24,6 @@ class BuiltinSubject:
 
     def start_engine(self, job: EngineJob, stderr: Path) -> Child:
         """Start an engine life and hand it its job."""
-        child = self._forkserver.spawn("engine", stderr)
+        child = self._forkserver.spawn(MODEL_ENGINE if job.new_tokens else "engine", stderr)
         child.channel.send(job.to_json())
         return child

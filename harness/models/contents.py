@@ -1,0 +1,171 @@
+"""What a model's checkpoint holds, by its configs and headers; no weight is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.config import CONFIG, model_config, output_dtype, read_quantization
+from ..checkpoint.discovery import discover_layers
+from ..checkpoint.kv_scales import kv_scales
+from ..checkpoint.layers import wrong
+from ..checkpoint.reader import DTYPES, CheckpointReader
+from ..checkpoint.schemes import SchemePlan
+from ..checkpoint.unused import unused_tensors
+from ..errors import ConfigError, MissingTensor, RefusedModel
+from ..model_spec import PlainTensor
+from ..spec import LayerSpec
+from ..tensor_bytes import dtype_name
+from . import ARCHITECTURES, Architecture
+
+SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContents:
+    """A supported model, and every tensor of it."""
+
+    architecture: Architecture
+    decoder_layers: int
+    vocabulary: int
+    """Token ids below this exist."""
+    out_dtype: str
+    """torch name of the dtype of activations and plain tensors."""
+    layers: tuple[LayerSpec, ...]
+    """Quantised, fused, in the order of the model."""
+    plain: tuple[PlainTensor, ...]
+    """Used as stored, sorted by name."""
+    notes: tuple[str, ...]
+    """What is left out, in sentences for people."""
+
+
+def read_contents(checkpoint: Path) -> ModelContents:
+    """Hold a checkpoint against the architecture that its `config.json` names.
+
+    Raises:
+        RefusedModel: another architecture, or modules that it does not have.
+        RefusedScheme: by the quant_algo.
+        CheckpointError: as named; what lies in the files is not what the configs say.
+    """
+    document = model_config(checkpoint)
+    architecture = _architecture(document, checkpoint)
+    decoder_layers = _size(document, "num_hidden_layers", checkpoint)
+    quantization = read_quantization(checkpoint)
+    # Refused before a weight file is opened.
+    SchemePlan(quantization, checkpoint).require_supported()
+    out_dtype = output_dtype(checkpoint)
+    with CheckpointReader(checkpoint) as reader:
+        layers = discover_layers(reader, quantization, out_dtype)
+        _require_known(layers, architecture, decoder_layers, checkpoint)
+        plain = _plain(reader, layers, architecture, decoder_layers, out_dtype)
+        notes = _notes(reader)
+    if document.get("tie_word_embeddings"):
+        names = [layer.name for layer in layers] + [tensor.name for tensor in plain]
+        _require_no_head(names, architecture, checkpoint)
+    return ModelContents(
+        architecture=architecture,
+        decoder_layers=decoder_layers,
+        vocabulary=_size(document, "vocab_size", checkpoint),
+        out_dtype=out_dtype,
+        layers=tuple(layers),
+        plain=plain,
+        notes=notes,
+    )
+
+
+def _architecture(document: dict[str, Any], checkpoint: Path) -> Architecture:
+    found = document.get("model_type")
+    if not isinstance(found, str) or found not in ARCHITECTURES:
+        raise RefusedModel(
+            checkpoint / CONFIG,
+            expected=f"model_type {', '.join(sorted(ARCHITECTURES))}",
+            found=repr(found)[:100],
+            remedy="Prove its layers one by one, or add the architecture: docs/add-an-architecture.md.",
+        )
+    return ARCHITECTURES[found]
+
+
+def _size(document: dict[str, Any], key: str, checkpoint: Path) -> int:
+    value = document.get(key)
+    if type(value) is not int or value < 1:
+        raise ConfigError(
+            checkpoint / CONFIG,
+            expected=f"a positive number {key}",
+            found=repr(value)[:100],
+            remedy="Copy config.json from the export as it was made.",
+        )
+    return value
+
+
+def _require_known(
+    layers: Sequence[LayerSpec], architecture: Architecture, decoder_layers: int, checkpoint: Path
+) -> None:
+    if not layers:
+        raise MissingTensor(
+            checkpoint,
+            expected="at least one FP8 layer",
+            found="none",
+            remedy="Name a checkpoint whose weights are quantised.",
+        )
+    known = architecture.fused_names(decoder_layers)
+    foreign = [layer.name for layer in layers if layer.name not in known]
+    fused_on_disk = [
+        layer.name
+        for layer in layers
+        if layer.projections[0].name == layer.name and layer.name.endswith(("qkv_proj", "gate_up_proj"))
+    ]
+    if foreign or fused_on_disk:
+        raise RefusedModel(
+            checkpoint,
+            expected=f"quantised projections that {architecture.causal_lm} has",
+            found=", ".join((foreign or fused_on_disk)[:SHOWN_NAMES]),
+            remedy="Export the model as transformers names its modules, or prove its layers one by one.",
+        )
+
+
+def _plain(
+    reader: CheckpointReader,
+    layers: Sequence[LayerSpec],
+    architecture: Architecture,
+    decoder_layers: int,
+    out_dtype: str,
+) -> tuple[PlainTensor, ...]:
+    unused = unused_tensors(reader, layers)
+    modules = architecture.plain_modules(decoder_layers)
+    foreign = [n for n in unused.unquantised if n.rpartition(".")[0] not in modules]
+    if unused.unread or foreign:
+        raise RefusedModel(
+            reader.path,
+            expected=f"only tensors that {architecture.causal_lm} uses",
+            found=", ".join([*unused.unread, *foreign][:SHOWN_NAMES]),
+            remedy="Export the checkpoint without them, or prove its layers one by one.",
+        )
+    plain = []
+    for name in unused.unquantised:
+        entry = reader.entry(name)
+        dtype = dtype_name(DTYPES[entry.dtype]) if entry.dtype in DTYPES else entry.dtype
+        if dtype != out_dtype:
+            raise wrong(f"{reader.path}: {name}", f"dtype {out_dtype}, as {CONFIG} says", dtype)
+        plain.append(PlainTensor(name=name, dtype=dtype, shape=tuple(entry.shape)))
+    return tuple(plain)
+
+
+def _notes(reader: CheckpointReader) -> tuple[str, ...]:
+    """Scales of a quantised key-value cache are checked, and used by nothing: the cache here is not one."""
+    modules = kv_scales(reader)
+    if not modules:
+        return ()
+    return (
+        f"The checkpoint has key-value cache scales for {len(modules)} attention modules. They are left out: "
+        "keys and values stay in the model's dtype, so a quantised cache is no part of this proof.",
+    )
+
+
+def _require_no_head(names: Sequence[str], architecture: Architecture, checkpoint: Path) -> None:
+    found = [name for name in names if name.partition(".weight")[0] == architecture.head]
+    if found:
+        raise wrong(
+            f"{checkpoint}: {found[0]}",
+            "no output layer of its own, since config.json says tie_word_embeddings",
+            "one",
+        )
