@@ -5,6 +5,7 @@ The same functions fill the page for cases shown in full and the compressed deta
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from loadproof.harness.record import CaseRecord, RouteRecord, TensorRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
@@ -17,28 +18,33 @@ NOT_RECORDED = "nothing recorded"
 
 def case_lines(case: CaseRecord) -> list[str]:
     """The values of `CASE_LABELS`."""
-    about = case.case
-    widths = " + ".join(str(width) for width in about.get("logical_widths", []))
-    layer = [
-        f"{about.get('scheme')} {about.get('projection')}",
-        f"[{widths}] × {about.get('k')}",
-        f"padded to {about.get('padded_width')} × {about.get('padded_k')}",
-        f"{about.get('out_dtype')}{', bias' if about.get('bias') else ''}",
-        f"kernel {about.get('kernel')}",
-        f"transport {about.get('transport')}",
-        f"M {', '.join(str(m) for m in about.get('m_values', []))}",
-    ]
     daemon = case.daemon
     return [
-        " · ".join(layer),
+        " · ".join(_described(case.case)),
         f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
         "\n".join(f"{c.name} {c.verdict.value}: {_figures(c.evidence)}" for c in case.checks),
         f"pid {scalar(daemon.pid)}, exit {scalar(daemon.exit)}, arena {size(daemon.arena_bytes)} at "
-        f"{daemon.allocation or 'no address'}, {len(daemon.tensors)} tensors served",
+        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served",
     ]
 
 
-CASE_LABELS = ("Layer", "Checkpoint", "Checks", "Daemon")
+CASE_LABELS = ("Case", "Checkpoint", "Checks", "Daemon")
+
+
+def _described(about: dict[str, Any]) -> list[str]:
+    facts = [f"{about.get('scheme')} {about.get('projection')}"]
+    if "logical_widths" in about:
+        widths = " + ".join(str(width) for width in about["logical_widths"])
+        facts.append(f"[{widths}] × {about.get('k')}")
+        facts.append(f"padded to {about.get('padded_width')} × {about.get('padded_k')}")
+        facts.append(f"{about.get('out_dtype')}{', bias' if about.get('bias') else ''}")
+    facts += [f"kernel {about.get('kernel')}", f"transport {about.get('transport')}"]
+    return facts + ([f"M {', '.join(map(str, about['m_values']))}"] if "m_values" in about else [])
+
+
+def _served(case: CaseRecord) -> int:
+    """Of a model, evidence lists a part of the tensors, and all modules."""
+    return sum(module.tensors for module in case.daemon.modules) or len(case.daemon.tensors)
 
 
 def _figures(evidence: dict[str, object]) -> str:

@@ -18,7 +18,7 @@ from .islands import CHUNK, json_island
 from .load import Run
 from .markdown import render_markdown
 from .page import page_of
-from .pointers import pointer_table
+from .pointers import module_rows, pointer_table
 from .view import device, values_of
 
 SHOWN_FIGURES = 24
@@ -73,6 +73,7 @@ def _environment() -> Environment:
         "duration": text.duration,
         "flatten": text.flatten,
         "heat_map": heat_map,
+        "module_rows": module_rows,
         "pointer_figure": pointer_figure,
         "pointer_table": pointer_table,
         "route_rows": route_rows,
