@@ -128,9 +128,9 @@ def _lane(
             figure.boxes.append(Box(round(left, 1), y + 6, round(unit - 4, 1), LANE - 12, "view"))
             title = f"{number or '?'} {tensor.name.rpartition('.')[2]}"
             figure.labels.append(Label(round(left + 5, 1), y + 20, _fit(title, unit), "name"))
-            figure.labels.append(
-                Label(round(left + 5, 1), y + 34, _fit(f"+ {tensor.offset:,}", unit), "small")
-            )
+            if allocation.letter != OWN:
+                place = _fit(f"+ {tensor.offset:,}", unit)
+                figure.labels.append(Label(round(left + 5, 1), y + 34, place, "small"))
         x += width + gap
 
 
