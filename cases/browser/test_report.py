@@ -33,7 +33,7 @@ def mixed() -> Run:
     refused = refused.model_copy(
         update={"case": refused.case | {"expected": "REFUSED"}, "verdict": Outcome.REFUSED}
     )
-    many = [case_record(f"case-{n}", duration_ms=1000.0 + 50 * n) for n in range(12)]
+    many = [case_record(f"case-{n}", duration_ms=1000.0 * (n + 1)) for n in range(12)]
     return run_of(*many, failing_record("broken-one"), _with_grid(), refused, missing=("lost-one",))
 
 
