@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from loadproof.harness.record import CaseRecord, RouteRecord, TensorRecord
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import CaseRecord, OutputRecord, RouteRecord, TensorRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .pointers import letters_of
 from .text import scalar, short_symbol, size
 
 NOT_RECORDED = "nothing recorded"
+SHOWN_OFFSETS = 8
 
 
 def case_lines(case: CaseRecord) -> list[str]:
@@ -22,9 +24,9 @@ def case_lines(case: CaseRecord) -> list[str]:
     return [
         " · ".join(_described(case.case)),
         f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
-        "\n".join(f"{c.name} {c.verdict.value}: {_figures(c.evidence)}" for c in case.checks),
+        _checks(case),
         f"pid {scalar(daemon.pid)}, exit {scalar(daemon.exit)}, arena {size(daemon.arena_bytes)} at "
-        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served",
+        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served\n{_offsets(case)}",
     ]
 
 
@@ -42,21 +44,28 @@ def _described(about: dict[str, Any]) -> list[str]:
     return facts + ([f"M {', '.join(map(str, about['m_values']))}"] if "m_values" in about else [])
 
 
+def _offsets(case: CaseRecord) -> str:
+    letters, served = letters_of(case), case.daemon.tensors[:SHOWN_OFFSETS]
+    cut = len(case.daemon.tensors) - len(served)
+    places = [f"{t.name.rpartition('.')[2]} {letters[t.allocation]} + {t.offset:,}" for t in served]
+    return ", ".join([*places, *([f"{cut} more"] if cut else [])])
+
+
 def _served(case: CaseRecord) -> int:
     """Of a model, evidence lists a part of the tensors, and all modules."""
     return sum(module.tensors for module in case.daemon.modules) or len(case.daemon.tensors)
 
 
-def _figures(evidence: dict[str, object]) -> str:
-    counts = [f"{value:,} {name}" for name, value in evidence.items() if isinstance(value, int)]
-    return ", ".join(counts) or "see the evidence"
+def _checks(case: CaseRecord) -> str:
+    passed = ", ".join([check.name for check in case.checks if check.verdict is Outcome.PASS])
+    others = [f"{c.verdict.value} {c.name}: {c.detail}" for c in case.checks if c.verdict is not Outcome.PASS]
+    return "\n".join([*others, f"PASS {passed}" if passed else "none passed"])
 
 
 def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
     """One list a label, with the text of each route."""
     routes = [case.routes.get(route.name) for route in ROUTES]
-    reference = case.routes.get(REFERENCE_ROUTE.name)
-    about = _About(letters_of(case), reference, _outputs_of(reference) if reference else {})
+    about = _About.of(case)
     return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
 
 
@@ -72,16 +81,31 @@ class _About:
 
     letters: dict[str, str]
     reference: RouteRecord | None
-    wanted: dict[tuple[int, int, int], str]
-    """The reference's outputs, as `_outputs_of` gives them."""
+    outputs: list[str]
+    """The reference's, by sha256."""
+    served: list[tuple[str, str, int]]
+    """Name, allocation and offset of what the daemon serves."""
+
+    @classmethod
+    def of(cls, case: CaseRecord) -> "_About":
+        reference = case.routes.get(REFERENCE_ROUTE.name)
+        outputs = [output.sha256 for output in reference.outputs] if reference else []
+        return cls(letters_of(case), reference, outputs, _held(case.daemon.tensors))
 
 
-def _engine(about: _About, route: RouteRecord) -> str:
-    return f"pid {scalar(route.pid)}, exit {scalar(route.exit)}"
+def _held(tensors: list[TensorRecord]) -> list[tuple[str, str, int]]:
+    return sorted([(t.name, t.allocation, t.offset) for t in tensors])
+
+
+def _way(about: _About, route: RouteRecord) -> str:
+    return (
+        f"{route.route_taken}\npid {route.pid or 'none'}, exit {'none' if route.exit is None else route.exit}"
+    )
 
 
 def _files(about: _About, route: RouteRecord) -> str:
-    return (", ".join(route.witness.files_opened) or "none") + (" (decoys)" if route.witness.decoy else "")
+    opened = ", ".join(route.witness.files_opened) or "none"
+    return f"{opened} (decoys)" if route.witness.decoy else opened
 
 
 def _mapped(about: _About, route: RouteRecord) -> str:
@@ -92,22 +116,31 @@ def _mapped(about: _About, route: RouteRecord) -> str:
     return f"{size(seen.mapped_bytes)} of daemon {scalar(seen.daemon_pid)}\nnonce {nonce}"
 
 
-def _outputs_of(route: RouteRecord) -> dict[tuple[int, int, int], str]:
-    """Prompt, step and M to sha256; a layer has neither prompt nor step."""
-    return {(o.prompt or 0, -1 if o.step is None else o.step, o.m): o.sha256 for o in route.outputs}
-
-
 def _outputs(about: _About, route: RouteRecord) -> str:
-    found = _outputs_of(route)
-    if found and found == about.wanted and route is not about.reference:
-        return f"✓ the same on all {len(found)}"
-    lines = []
-    for key in sorted(found):
-        prompt, step, m = key
-        mark = "" if route is about.reference else "✓ " if about.wanted.get(key) == found[key] else "✗ "
-        what = f"M {m}" if step < 0 else f"prompt {prompt} step {step}"
-        lines.append(f"{mark}{what} {found[key][:12]}")
-    return "\n".join(lines) or "none"
+    if route is about.reference:
+        return (
+            "\n".join([f"{_output(o)} {o.sha256[:12]}" for o in sorted(route.outputs, key=_order)]) or "none"
+        )
+    if route.outputs and [output.sha256 for output in route.outputs] == about.outputs:
+        return f"✓ the same on all {len(route.outputs)}"
+    wanted = {_output(o): o.sha256 for o in about.reference.outputs} if about.reference else {}
+    return (
+        "\n".join(
+            [
+                f"{'✓' if wanted.get(_output(o)) == o.sha256 else '✗'} {_output(o)} {o.sha256[:12]}"
+                for o in sorted(route.outputs, key=_order)
+            ]
+        )
+        or "none"
+    )
+
+
+def _order(output: OutputRecord) -> tuple[int, int, int]:
+    return (output.prompt or 0, output.step or 0, output.m)
+
+
+def _output(output: OutputRecord) -> str:
+    return f"M {output.m}" if output.step is None else f"prompt {output.prompt} step {output.step}"
 
 
 def _weights(about: _About, route: RouteRecord) -> str:
@@ -118,7 +151,14 @@ def _weights(about: _About, route: RouteRecord) -> str:
 
 
 def _places(about: _About, route: RouteRecord) -> str:
-    return "\n".join([_place(tensor, about.letters) for tensor in route.tensors]) or "none"
+    if not route.tensors:
+        return "none"
+    if all(tensor.allocation not in about.letters for tensor in route.tensors):
+        return f"{len(route.tensors)} in own memory"
+    if _held(route.tensors) == about.served:
+        letters = ", ".join(about.letters.values())
+        return f"✓ {len(route.tensors)} in {letters}, each at the daemon's offset"
+    return "\n".join([_place(tensor, about.letters) for tensor in route.tensors])
 
 
 def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
@@ -144,14 +184,13 @@ def _memory(about: _About, route: RouteRecord) -> str:
 
 MEMORY = "Memory in use"
 ROUTE_FACTS: dict[str, Callable[[_About, RouteRecord], str]] = {
-    "Way seen": lambda about, route: route.route_taken,
+    "Way seen, engine": _way,
     "Weight files opened": _files,
     "Mapped": _mapped,
     "Outputs, sha256": _outputs,
     "All weights, sha256": _weights,
     "Places": _places,
     "Kernels": _kernels,
-    "Engine": _engine,
     MEMORY: _memory,
     "Time to": _times,
 }

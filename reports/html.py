@@ -16,7 +16,6 @@ from .figures import case_timeline, pointer_figure, tensor_bytes
 from .heatmap import heat_map
 from .islands import CHUNK, json_island
 from .load import Run
-from .markdown import render_markdown
 from .page import page_of
 from .pointers import module_rows, pointer_table
 from .view import device, values_of
@@ -43,7 +42,6 @@ def render_html(run: Run) -> str:
             evidence_sha256=run.sha256,
             digest=json_island(_digest(run)),
             names=json_island({"chunk": CHUNK, "lines": CASE_LABELS, "routes": page.labels}),
-            markdown=render_markdown(run),
             style=Markup(style),  # our own files, as they are
             script=Markup(script),
             csp=_content_policy(style, script),

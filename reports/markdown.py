@@ -9,7 +9,7 @@ from loadproof.harness.routes import REFERENCE_ROUTE
 
 from . import wording
 from .load import Run
-from .results import results
+from .results import Result, results
 from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
@@ -24,11 +24,16 @@ _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
 def render_markdown(run: Run) -> str:
     """The whole run as Markdown; what does not fit is cut, and the cut is stated."""
     cases = cases_in_order(run)
+    return markdown_of(run, cases, results(cases))
+
+
+def markdown_of(run: Run, cases: list[CaseView], found: list[Result]) -> str:
+    """The same, of what has been worked out already."""
     parts = [
         f"## loadproof: {wording.headline(run.record)}",
         _summary(run),
         *_messages(run.record),
-        _results(run, cases),
+        _results(run, found),
         _controls(run.record),
         _table(cases),
         f"Environment: {_environment(run.record)}",
@@ -45,7 +50,11 @@ def escape(text: str) -> str:
     line = one_line(text)
     if len(line) > _CELL_CHARACTERS:
         line = f"{line[:_CELL_CHARACTERS]}… (cut)"
-    return _ACTIVE.sub(lambda found: f"&#{ord(found.group())};", line)
+    return _ACTIVE.sub(_entity, line)
+
+
+def _entity(found: re.Match[str]) -> str:
+    return f"&#{ord(found.group())};"
 
 
 def _summary(run: Run) -> str:
@@ -71,12 +80,12 @@ def _messages(record: RunRecord) -> list[str]:
     return [_within(lines, len(lines), _PART_BYTES, notice)] if lines else []
 
 
-def _results(run: Run, cases: list[CaseView]) -> str:
+def _results(run: Run, found: list[Result]) -> str:
     """Check, exact result, command: that of the whole run, or of the first case that fails."""
     whole = run.record.commands.get("run", "")
     rows = [
         f"| {escape(each.name)} | {escape(each.text)} | {_code(each.first.rerun if each.first else whole)} |"
-        for each in results(cases)
+        for each in found
     ]
     header = "| Check | Exact result | Command |\n|---|---|---|"
     return "\n".join([header, *rows]) if rows else ""

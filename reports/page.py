@@ -10,6 +10,7 @@ from .figures import Figure, median_times, timeline
 from .finding import Finding, finding_of
 from .islands import CHUNK, detail_chunks, facets, json_island
 from .load import Run
+from .markdown import markdown_of
 from .results import Result, results
 from .rows import rows_html
 from .view import CaseView, cases_in_order
@@ -51,6 +52,7 @@ class Page:
     groups: list[Group]
     groups_left_out: int
     results: list[Result]
+    markdown: str
     examples: list[CaseView]
     slowest: list[CaseView]
     labels: list[str]
@@ -64,6 +66,7 @@ class Page:
 def page_of(run: Run) -> Page:
     """Gather everything, within the bounds above."""
     cases = cases_in_order(run)
+    found = results(cases)
     failing = [Failing(case, finding_of(case)) for case in cases if not case.holds]
     examples = _examples(cases)
     in_full = {case.id for case in examples} | {each.case.id for each in failing[:FULL_FAILING]}
@@ -76,7 +79,8 @@ def page_of(run: Run) -> Page:
         failing_left_out=max(0, len(failing) - FULL_FAILING),
         groups=groups[:SHOWN_GROUPS],
         groups_left_out=max(0, len(groups) - SHOWN_GROUPS),
-        results=results(cases),
+        results=found,
+        markdown=markdown_of(run, cases, found),
         examples=examples,
         slowest=_slowest(cases),
         labels=labels,

@@ -40,7 +40,7 @@ class CaseView:
         """INCOMPLETE where nothing was recorded, whatever the entry says."""
         return self.record.verdict if self.record else Outcome.INCOMPLETE
 
-    @property
+    @cached_property
     def holds(self) -> bool:
         return self.record is not None and self.record.holds
 
