@@ -1,10 +1,12 @@
 """What is shown of every case: a few lines, and a table of the four routes, all of it text.
 
-The same functions fill the page for cases shown in full and the compressed details of all the others.
+The same functions fill the page for cases in full and the compressed details of all the others. Where a
+verdict says that a route is as it should be, the fact says so in a word and leaves the figures to the reference.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
@@ -12,25 +14,66 @@ from loadproof.harness.record import CaseRecord, OutputRecord, RouteRecord, Tens
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .pointers import letters_of
-from .text import scalar, short_symbol, size
+from .text import short_symbol, size
+from .verdicts import RouteVerdicts
+from .view import CaseView
 
+CASE_LABELS = ("Case", "Checkpoint", "Checks", "Daemon")
 NOT_RECORDED = "nothing recorded"
 SHOWN_OFFSETS = 8
 
 
-def case_lines(case: CaseRecord) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One case as text."""
+
+    lines: list[str]
     """The values of `CASE_LABELS`."""
-    daemon = case.daemon
+    rows: list[list[str]]
+    """One list a label of `ROUTE_FACTS`, with the text of each route."""
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the facts of each route of a case are set against."""
+
+    case: CaseRecord
+    letters: dict[str, str]
+    reference: RouteRecord | None
+
+
+def facts_of(case: CaseView, labels: Iterable[str]) -> Facts | None:
+    """All facts; None where the case left no evidence."""
+    record = case.record
+    if record is None:
+        return None
+    about = _About(record, letters_of(record), record.routes.get(REFERENCE_ROUTE.name))
+    routes = [(record.routes.get(route.name), case.verdicts[route.name]) for route in ROUTES]
+    wanted = [ROUTE_FACTS[label] for label in labels]
+    return Facts(
+        lines=_lines(about),
+        rows=[[fact(r, v, about) if r else NOT_RECORDED for r, v in routes] for fact in wanted],
+    )
+
+
+def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
+    """The facts to show; memory only where some route measured it."""
+    measured = any(r.generation and r.generation.memory for case in cases for r in case.routes.values())
+    return [label for label in ROUTE_FACTS if measured or label != MEMORY]
+
+
+def _lines(about: _About) -> list[str]:
+    case, daemon = about.case, about.case.daemon
+    places = [_place(tensor, about.letters) for tensor in daemon.tensors[:SHOWN_OFFSETS]]
+    if cut := len(daemon.tensors) - len(places):
+        places.append(f"{cut} more")
     return [
         " · ".join(_described(case.case)),
         f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
         _checks(case),
-        f"pid {scalar(daemon.pid)}, exit {scalar(daemon.exit)}, arena {size(daemon.arena_bytes)} at "
-        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served\n{_offsets(case)}",
+        f"{_ended(daemon.pid, daemon.exit)}, arena {size(daemon.arena_bytes)} at "
+        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served\n{', '.join(places)}",
     ]
-
-
-CASE_LABELS = ("Case", "Checkpoint", "Checks", "Daemon")
 
 
 def _described(about: dict[str, Any]) -> list[str]:
@@ -44,13 +87,6 @@ def _described(about: dict[str, Any]) -> list[str]:
     return facts + ([f"M {', '.join(map(str, about['m_values']))}"] if "m_values" in about else [])
 
 
-def _offsets(case: CaseRecord) -> str:
-    letters, served = letters_of(case), case.daemon.tensors[:SHOWN_OFFSETS]
-    cut = len(case.daemon.tensors) - len(served)
-    places = [f"{t.name.rpartition('.')[2]} {letters[t.allocation]} + {t.offset:,}" for t in served]
-    return ", ".join([*places, *([f"{cut} more"] if cut else [])])
-
-
 def _served(case: CaseRecord) -> int:
     """Of a model, evidence lists a part of the tensors, and all modules."""
     return sum(module.tensors for module in case.daemon.modules) or len(case.daemon.tensors)
@@ -62,103 +98,58 @@ def _checks(case: CaseRecord) -> str:
     return "\n".join([*others, f"PASS {passed}" if passed else "none passed"])
 
 
-def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
-    """One list a label, with the text of each route."""
-    routes = [case.routes.get(route.name) for route in ROUTES]
-    about = _About.of(case)
-    return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
+def _ended(pid: int | None, status: int | None) -> str:
+    return f"pid {'none' if pid is None else pid}, exit {'none' if status is None else status}"
 
 
-def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
-    """The facts to show; memory only where some route measured it."""
-    measured = any(r.generation and r.generation.memory for case in cases for r in case.routes.values())
-    return [label for label in ROUTE_FACTS if measured or label != MEMORY]
+def _way(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return f"{route.route_taken}\n{_ended(route.pid, route.exit)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What the facts of each route of a case are set against."""
-
-    letters: dict[str, str]
-    reference: RouteRecord | None
-    outputs: list[str]
-    """The reference's, by sha256."""
-    served: list[tuple[str, str, int]]
-    """Name, allocation and offset of what the daemon serves."""
-
-    @classmethod
-    def of(cls, case: CaseRecord) -> "_About":
-        reference = case.routes.get(REFERENCE_ROUTE.name)
-        outputs = [output.sha256 for output in reference.outputs] if reference else []
-        return cls(letters_of(case), reference, outputs, _held(case.daemon.tensors))
-
-
-def _held(tensors: list[TensorRecord]) -> list[tuple[str, str, int]]:
-    return sorted([(t.name, t.allocation, t.offset) for t in tensors])
-
-
-def _way(about: _About, route: RouteRecord) -> str:
-    return (
-        f"{route.route_taken}\npid {route.pid or 'none'}, exit {'none' if route.exit is None else route.exit}"
-    )
-
-
-def _files(about: _About, route: RouteRecord) -> str:
+def _files(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
     opened = ", ".join(route.witness.files_opened) or "none"
     return f"{opened} (decoys)" if route.witness.decoy else opened
 
 
-def _mapped(about: _About, route: RouteRecord) -> str:
+def _mapped(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
     seen = route.witness
     if not seen.mapped_bytes:
         return "nothing"
-    nonce = "read" if seen.probe else "not read"
-    return f"{size(seen.mapped_bytes)} of daemon {scalar(seen.daemon_pid)}\nnonce {nonce}"
+    nonce = "nonce read" if seen.probe else "nonce not read"
+    return f"{size(seen.mapped_bytes)} of daemon {seen.daemon_pid}\n{nonce}"
 
 
-def _outputs(about: _About, route: RouteRecord) -> str:
-    if route is about.reference:
-        return (
-            "\n".join([f"{_output(o)} {o.sha256[:12]}" for o in sorted(route.outputs, key=_order)]) or "none"
-        )
-    if route.outputs and [output.sha256 for output in route.outputs] == about.outputs:
+def _outputs(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if route is not about.reference and verdicts.outputs is Outcome.PASS:
         return f"✓ the same on all {len(route.outputs)}"
     wanted = {_output(o): o.sha256 for o in about.reference.outputs} if about.reference else {}
-    return (
-        "\n".join(
-            [
-                f"{'✓' if wanted.get(_output(o)) == o.sha256 else '✗'} {_output(o)} {o.sha256[:12]}"
-                for o in sorted(route.outputs, key=_order)
-            ]
-        )
-        or "none"
-    )
+    lines = []
+    for output in sorted(route.outputs, key=_ORDER):
+        name = _output(output)
+        mark = "" if route is about.reference else "✓ " if wanted.get(name) == output.sha256 else "✗ "
+        lines.append(f"{mark}{name} {output.sha256[:12]}")
+    return "\n".join(lines) or "none"
 
 
-def _order(output: OutputRecord) -> tuple[int, int, int]:
-    return (output.prompt or 0, output.step or 0, output.m)
+_ORDER = attrgetter("prompt", "step", "m")
 
 
 def _output(output: OutputRecord) -> str:
     return f"M {output.m}" if output.step is None else f"prompt {output.prompt} step {output.step}"
 
 
-def _weights(about: _About, route: RouteRecord) -> str:
-    found = set(route.weights.values())
-    if len(found) == 1:
-        return f"{', '.join(route.weights)}:\n{found.pop()[:12]}"
+def _weights(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if verdicts.contents is Outcome.PASS and "held" in route.weights:
+        return f"{', '.join(route.weights)}:\n{route.weights['held'][:12]}"
     return "\n".join([f"{moment} {digest[:12]}" for moment, digest in route.weights.items()]) or "none"
 
 
-def _places(about: _About, route: RouteRecord) -> str:
-    if not route.tensors:
-        return "none"
-    if all(tensor.allocation not in about.letters for tensor in route.tensors):
-        return f"{len(route.tensors)} in own memory"
-    if _held(route.tensors) == about.served:
-        letters = ", ".join(about.letters.values())
-        return f"✓ {len(route.tensors)} in {letters}, each at the daemon's offset"
-    return "\n".join([_place(tensor, about.letters) for tensor in route.tensors])
+def _places(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if verdicts.shared is not Outcome.PASS:
+        return "\n".join([_place(tensor, about.letters) for tensor in route.tensors]) or "none"
+    if route.witness.mapped_bytes:
+        return f"✓ {len(route.tensors)} at the daemon's offsets"
+    return f"{len(route.tensors)} in own memory"
 
 
 def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
@@ -166,24 +157,22 @@ def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
     return f"{name} {where} + {tensor.offset:,}" if where else f"{name} own memory"
 
 
-def _kernels(about: _About, route: RouteRecord) -> str:
-    return "\n".join(dict.fromkeys(short_symbol(kernel) for kernel in route.kernels)) or "none"
+def _kernels(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return "\n".join(dict.fromkeys(map(short_symbol, route.kernels))) or "none"
 
 
-def _times(about: _About, route: RouteRecord) -> str:
+def _times(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
     return "\n".join([f"{phase} {ms:.1f} ms" for phase, ms in route.timings_ms.items()]) or "none"
 
 
-def _memory(about: _About, route: RouteRecord) -> str:
+def _memory(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
     moments = route.generation.memory if route.generation else {}
-    lines = [
-        f"{at}: {', '.join(f'{n} {size(count)}' for n, count in m.items())}" for at, m in moments.items()
-    ]
-    return "\n".join(lines) or "none"
+    held = {at: ", ".join(f"{name} {size(n)}" for name, n in found.items()) for at, found in moments.items()}
+    return "\n".join(f"{at}: {found}" for at, found in held.items()) or "none"
 
 
 MEMORY = "Memory in use"
-ROUTE_FACTS: dict[str, Callable[[_About, RouteRecord], str]] = {
+ROUTE_FACTS: dict[str, Callable[[RouteRecord, RouteVerdicts, _About], str]] = {
     "Way seen, engine": _way,
     "Weight files opened": _files,
     "Mapped": _mapped,

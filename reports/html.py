@@ -11,7 +11,7 @@ from markupsafe import Markup
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from . import text, wording
-from .facts import CASE_LABELS, case_lines, route_rows
+from .facts import CASE_LABELS, facts_of
 from .figures import case_timeline, pointer_figure, tensor_bytes
 from .heatmap import heat_map
 from .islands import CHUNK, json_island
@@ -67,14 +67,13 @@ def _environment() -> Environment:
         finalize=_finalize,
     )
     environment.filters |= {
-        "case_lines": case_lines,
         "duration": text.duration,
+        "facts": facts_of,
         "flatten": text.flatten,
         "heat_map": heat_map,
         "module_rows": module_rows,
         "pointer_figure": pointer_figure,
         "pointer_table": pointer_table,
-        "route_rows": route_rows,
         "scalar": text.scalar,
         "short_hash": text.short_hash,
         "size": text.size,

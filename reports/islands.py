@@ -12,7 +12,7 @@ from itertools import islice
 
 from markupsafe import Markup
 
-from .facts import case_lines, route_rows
+from .facts import facts_of
 from .text import clean
 from .view import CaseView
 
@@ -56,11 +56,9 @@ def facets(cases: Sequence[CaseView]) -> dict[str, dict[str, object]]:
 
 
 def _detail(case: CaseView, labels: list[str]) -> list[object]:
-    """`[command, lines, rows]`; null where a case left no evidence."""
-    record = case.record
-    if record is None:
-        return []
-    return [case.rerun, case_lines(record), route_rows(record, labels)]
+    """`[command, lines, rows]`; empty where a case left no evidence."""
+    facts = facts_of(case, labels)
+    return [case.rerun, facts.lines, facts.rows] if facts else []
 
 
 def _parts(cases: Iterable[CaseView]) -> Iterator[list[CaseView]]:

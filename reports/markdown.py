@@ -136,7 +136,7 @@ def _outputs(case: CaseView) -> str:
         for name, found in case.verdicts.items()
         if reference and case.routes[name] and found.outputs in (Outcome.BYTES, Outcome.SHAPE, Outcome.DTYPE)
     ]
-    digest = case.output_digest()
+    digest = case.output_digest
     shown = f"`{short_hash(digest)}`" if digest else "none"
     return f"{shown}, differs: {', '.join(differing)}" if differing else shown
 

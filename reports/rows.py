@@ -29,7 +29,7 @@ def row_html(case: CaseView, in_full: bool) -> str:
     seconds = f"{case.record.duration_ms / 1e3:.2f}" if case.record else ""
     return (
         f"{opening}{kind}><th scope=row><a href=#{anchor}>{escape(clean(case.id))}</a>{cells}"
-        f"<td>{short_hash(case.output_digest())}<td{kind}>{verdict}<td>{seconds}"
+        f"<td>{short_hash(case.output_digest)}<td{kind}>{verdict}<td>{seconds}"
     )
 
 
