@@ -1,7 +1,7 @@
 """What is shown of every case: a few lines, and a table of the four routes, all of it text.
 
 The same functions fill the page for cases in full and the compressed details of all the others. Where a
-verdict says that a route is as it should be, the fact says so in a word and leaves the figures to the reference.
+verdict says that a route is as it should be, a fact says so in a word and leaves figures to the reference.
 """
 
 from collections.abc import Callable, Iterable
@@ -158,11 +158,13 @@ def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
 
 
 def _kernels(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if about.reference and route is not about.reference and route.kernels == about.reference.kernels:
+        return "the same"
     return "\n".join(dict.fromkeys(map(short_symbol, route.kernels))) or "none"
 
 
-def _times(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
-    return "\n".join([f"{phase} {ms:.1f} ms" for phase, ms in route.timings_ms.items()]) or "none"
+def _time(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return f"{max(route.timings_ms.values()):.1f} ms" if route.timings_ms else "none"
 
 
 def _memory(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
@@ -181,5 +183,5 @@ ROUTE_FACTS: dict[str, Callable[[RouteRecord, RouteVerdicts, _About], str]] = {
     "Places": _places,
     "Kernels": _kernels,
     MEMORY: _memory,
-    "Time to": _times,
+    "Time": _time,
 }

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from .facts import labels_for
 from .figures import Figure, median_times, timeline
 from .finding import Finding, finding_of
-from .islands import CHUNK, detail_chunks, facets, json_island
+from .islands import CHUNK, detail_chunk, facets, json_island
 from .load import Run
 from .markdown import markdown_of
 from .results import Result, results
@@ -72,9 +72,9 @@ def page_of(run: Run) -> Page:
     in_full = {case.id for case in examples} | {each.case.id for each in failing[:FULL_FAILING]}
     groups = _groups(failing)
     labels = labels_for(run.cases)
-    chunks = detail_chunks(cases, labels, DETAIL_BYTES)
+    rows, chunks = _rows_and_chunks(cases, in_full, labels)
     return Page(
-        rows=rows_html(cases, in_full),
+        rows=rows,
         failing=failing[:FULL_FAILING],
         failing_left_out=max(0, len(failing) - FULL_FAILING),
         groups=groups[:SHOWN_GROUPS],
@@ -89,6 +89,25 @@ def page_of(run: Run) -> Page:
         facets=json_island(facets(cases)),
         times=timeline(median_times(run.cases), "Median time of each route"),
     )
+
+
+def _rows_and_chunks(
+    cases: Sequence[CaseView], in_full: set[str], labels: list[str]
+) -> tuple[Markup, list[Markup]]:
+    """All rows, and as many chunks of details, in order, as DETAIL_BYTES hold.
+
+    Side by side, since it is memory that takes the time: each case is gone through once.
+    """
+    rows, chunks, room = [], [], DETAIL_BYTES
+    for start in range(0, len(cases), CHUNK):
+        part = cases[start : start + CHUNK]
+        rows.append(rows_html(part, in_full))
+        if room > 0:
+            chunk = detail_chunk(part, labels)
+            room -= len(chunk)
+            if room >= 0:
+                chunks.append(chunk)
+    return Markup("\n").join(rows), chunks
 
 
 def _examples(cases: Sequence[CaseView]) -> list[CaseView]:

@@ -3,6 +3,8 @@
 Written as strings, not by the template: there are thousands, and jinja2 would take most of the report's time.
 """
 
+from collections.abc import Sequence
+
 from markupsafe import Markup, escape
 
 from loadproof.harness.outcome import Outcome
@@ -33,7 +35,7 @@ def row_html(case: CaseView, in_full: bool) -> str:
     )
 
 
-def rows_html(cases: list[CaseView], in_full: set[str]) -> Markup:
+def rows_html(cases: Sequence[CaseView], in_full: set[str]) -> Markup:
     """All rows; every text in them is escaped."""
     return Markup("\n".join(row_html(case, case.id in in_full) for case in cases))
 
