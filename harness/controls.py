@@ -1,12 +1,13 @@
 """Negative controls: a few planted defects that run beside the cases and must be caught.
 
-They show in each run that the checks can fail. All run on the CPU default, also beside cases on a GPU,
-since the checks are the same code. `cases/selfcheck/test_defects.py` runs every defect there is.
+They show in each run that the checks can fail, on the kernel and the transports that the run is about.
+`cases/selfcheck/test_defects.py` runs every defect there is, and cases/gpu/test_defects.py on a GPU.
 """
 
 import inspect
 from pathlib import Path
 
+from .backends import Backends
 from .checkpoint.digest import content_digest
 from .checkpoint.writer import synthetic_tensors, write_checkpoint
 from .defects import DEFECTS
@@ -20,20 +21,23 @@ WIDTHS, K = (43, 17, 9), 48
 """Fused, of unequal scales and padded: the layer in which each of these defects can happen."""
 
 
-def control_case() -> CaseSpec:
-    """The case in which defects are planted; without one, it passes."""
+def control_case(defect: str, on: Backends, kernel: str) -> CaseSpec:
+    """The case in which the defect is planted; without it, it passes."""
+    sealed, writable = on.transports
     return CaseSpec(
         layer=layer_spec(ProjectionKind.QKV, Scheme.FP8, WIDTHS, K),
         projection=ProjectionKind.QKV,
         source=SyntheticSource(seed=SEED),
-        transport="memfd-writable",
+        transport=sealed if DEFECTS[defect].sealed else writable,
+        kernel=kernel,
+        device=on.device,
         m_values=(1, 17),
     )
 
 
-def control_request(defect: str, folder: Path, run_id: str, node_id: str) -> ProofRequest:
-    """The proof of `control_case` with a defect planted; writes its checkpoint into `folder`."""
-    case, checkpoint = control_case(), folder / "checkpoint"
+def control_request(case: CaseSpec, defect: str, folder: Path, run_id: str, node_id: str) -> ProofRequest:
+    """The proof of a `control_case` with the defect planted; writes its checkpoint into `folder`."""
+    checkpoint = folder / "checkpoint"
     tensors = synthetic_tensors(case.layer, SEED, equal_scales=False)
     write_checkpoint(checkpoint, tensors, case.layer.scheme)
     return ProofRequest(

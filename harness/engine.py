@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from .channel import Channel
 from .errors import LoadproofError
+from .fingerprint import fingerprint
 from .formats import ProcessedLayer
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
@@ -128,7 +129,8 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     reporter.phase("located", places_after=places(work.tensors()))
     reporter.phase("ran", kernels=launched, **work.observed())
     save_tensors({name: tensor.cpu() for name, tensor in results.items()}, job.results)
-    reporter.phase("finished", tensors_after=digests(work.tensors()))
+    lost = loaded.attached is not None and loaded.attached.client.lost()
+    reporter.phase("finished", tensors_after=digests(work.tensors()), daemon_lost=lost)
 
 
 def load(job: EngineJob, kernel: Kernel) -> Loaded:
@@ -213,8 +215,8 @@ def stored(processed: ProcessedLayer) -> dict[str, torch.Tensor]:
 
 
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Full tensor name to sha256 of its bytes, as they are now."""
-    return {name: sha256(tensor) for name, tensor in tensors.items()}
+    """Full tensor name to the fingerprint of its bytes, as they are now."""
+    return {name: fingerprint(tensor) for name, tensor in tensors.items()}
 
 
 def places(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
@@ -243,6 +245,7 @@ def _tensor(name: str, tensor: torch.Tensor, allocation: str, offset: int) -> di
         "stride": list(tensor.stride()),
         "dtype": dtype_name(tensor.dtype),
         "sha256": sha256(tensor),
+        "fingerprint": fingerprint(tensor),
         "allocation": allocation,
         "offset": offset,
     }

@@ -1,11 +1,17 @@
 """The forkserver: torch imported once, then one fork for each engine and daemon.
 
+A request names the device and the kernel of the process. What every process of that kernel would compute
+alike is computed here before the fork; what needs CUDA is done after it, while the child waits for its job.
+
 Not multiprocessing's: that one pickles what it starts, imports the caller's main module (pytest) again
 in every child, and hides a preload that failed. Children die with this server, and it with its parent.
 """
 
 import ctypes
 import faulthandler
+import functools
+import importlib
+import json
 import os
 import select
 import signal
@@ -13,14 +19,15 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from .channel import Channel, Closed
+from .errors import LoadproofError
 
 PR_SET_PDEATHSIG = 1
-MODEL_ENGINE = "model-engine"
-"""An engine that also has transformers, imported once, when the first such engine is asked for."""
+CUDA_NOT_INITIALISED = 3
 
 
 def die_with_parent(parent: int) -> None:
@@ -37,22 +44,47 @@ def entry_points() -> dict[str, Callable[[Channel, dict[str, Any]], None]]:
     return {"engine": engine.main, "daemon": daemon.main}
 
 
-def preload(kind: str) -> str:
-    """Import what a kind of process will need, before it is forked; returns the entry point's name."""
-    if kind == MODEL_ENGINE:
-        from .models import work
+def cuda_touched() -> bool:
+    """Whether CUDA has been initialised in this process: what it forks could then not use it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != CUDA_NOT_INITIALISED
 
-        assert work
-        return "engine"
-    return kind
+
+@functools.cache
+def prepare(device: str, kernel: str, transformers: bool) -> None:
+    """Before the fork: import and hash what the child would, so that the results come with it."""
+    from .kernels import make_kernel
+
+    if device == "cuda":
+        importlib.import_module("cuda.bindings.driver")
+    if transformers:
+        importlib.import_module(f"{__package__}.models.work").preload()
+    # A child that needs what is missing says so itself, to whom it concerns.
+    with suppress(LoadproofError):
+        make_kernel(kernel).build_id()
 
 
-def run_child(kind: str, channel: Channel) -> int:
+def start_device(device: str) -> None:
+    """After the fork: the context of CUDA, which takes 0.1 s and more."""
+    import torch
+
+    if device == "cuda":
+        # As above: an engine that finds no GPU has its own words for it.
+        with suppress(RuntimeError, AssertionError):
+            torch.zeros(1, device=device)
+
+
+def run_child(device: str, channel: Channel) -> int:
     """Take the job, plant its defect if it has one, run it; returns the exit status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
-        job = channel.receive()
+        start_device(device)
+        given = channel.receive()
+        kind, job = given["life"], given["job"]
         if job["defect"]:
             from . import defects
 
@@ -66,8 +98,8 @@ def run_child(kind: str, channel: Channel) -> int:
     return 0
 
 
-def _fork(kind: str, channel_fd: int, stderr_fd: int, server: socket.socket) -> int:
-    parent, kind = os.getpid(), preload(kind)
+def _fork(device: str, channel_fd: int, stderr_fd: int, server: socket.socket) -> int:
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
@@ -81,7 +113,7 @@ def _fork(kind: str, channel_fd: int, stderr_fd: int, server: socket.socket) -> 
         os.dup2(stderr_fd, 1)
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
-        status = run_child(kind, Channel(socket.socket(fileno=channel_fd)))
+        status = run_child(device, Channel(socket.socket(fileno=channel_fd)))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -113,14 +145,17 @@ def serve(server: socket.socket) -> None:
                 os.read(wake_read, 4096)
                 _reap(main, children)
             if server.fileno() in readable:
-                kind, fds, _, _ = socket.recv_fds(server, 64, 2)
-                if not kind:
+                request, fds, _, _ = socket.recv_fds(server, 256, 2)
+                if not request:
                     return
-                pid = _fork(kind.decode(), fds[0], fds[1], server)
+                needs = json.loads(request)
+                with suppress(ImportError):
+                    prepare(**needs)
+                pid = _fork(needs["device"], fds[0], fds[1], server)
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task"))})
+                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task")), "cuda": cuda_touched()})
     except Closed:
         pass
     finally:

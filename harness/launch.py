@@ -1,5 +1,6 @@
 """Starting, watching and ending processes. Nothing started here outlives the harness."""
 
+import json
 import os
 import signal
 import socket
@@ -7,42 +8,89 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .atomic_file import unwritable
 from .channel import Channel, Closed
 from .errors import LaunchError, ProcessTimeout
+from .scratch import make_scratch, remove_scratch
 
 START_SECONDS = 120.0
 """For importing torch once, on a cold disk."""
+PREPARE_SECONDS = 900.0
+"""For the first process of a kernel, since its library may have to be built."""
 GRACE_SECONDS = 0.5
 EXIT_SECONDS = 5.0
 STDERR_TAIL_BYTES = 16 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a process is prepared for before it has a job."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    kernel: str
+    transformers: bool = False
+    """Whether it builds a model; once imported, every later process has it too."""
+
+
 class Forkserver:
-    """A process that has imported torch, and forks engines and daemons; a fresh one where it was killed."""
+    """A process that has imported torch, and forks engines and daemons; a fresh one where it was killed.
+
+    On a GPU the next process starts CUDA while the present one works. Until it has its job it is nobody: it
+    knows no checkpoint and no socket.
+    """
 
     def __init__(self) -> None:
         """Start it and check that the preload really happened; raises LaunchError."""
         self._server = _Server()
+        self._scratch = make_scratch()
+        self._spare: tuple[Needs, Child] | None = None
+        self._transformers = False
 
-    def spawn(self, kind: str, stderr: Path) -> "Child":
-        """Start a process life: `engine`, `model-engine` or `daemon`. Its output goes to the file `stderr`.
+    def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> "Child":
+        """Start a process life, `engine` or `daemon`, and hand it its job; its output goes to `stderr`.
 
         Raises:
             LaunchError: the server died meanwhile, or did not answer.
             OutputUnwritable: `stderr` cannot be made.
         """
-        if self._server.process.poll() is not None:
-            self._server.close()
-            self._server = _Server()
-        return self._server.spawn(kind, stderr)
+        self._transformers |= needs.transformers
+        needs = replace(needs, transformers=self._transformers)
+        child = self._taken(needs, stderr) or self._spawned(needs, stderr)
+        # One that is gone already is found dead by whoever waits for its first word.
+        with suppress(Closed):
+            child.channel.send({"life": life, "job": job})
+        if needs.device == "cuda":
+            self._spare = needs, self._spawned(needs, self._scratch / "spare.stderr")
+        return child
 
     def close(self) -> None:
         """End the server, and with it every process it forked."""
         self._server.close()
+        remove_scratch(self._scratch)
+
+    def _taken(self, needs: Needs, stderr: Path) -> "Child | None":
+        """The spare process, if it is of this kind and lives."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        prepared, child = spare
+        if prepared != needs or child.wait(0) is not None:
+            child.end()
+            return None
+        child.move_stderr(stderr)
+        return child
+
+    def _spawned(self, needs: Needs, stderr: Path) -> "Child":
+        if self._server.process.poll() is not None:
+            self._server.close()
+            self._server = _Server()
+        return self._server.spawn(needs, stderr)
 
 
 class _Server:
@@ -52,21 +100,24 @@ class _Server:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
-        single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # transformers asks for GPUs on import: by NVML, since CUDA must be untouched before a fork. And it
         # looks for files in the folder that it is given, nowhere else.
-        untouched = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1"}
+        settings |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1"}
+        # A context with one hardware queue takes half the time, and the driver makes one after the other.
+        queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | os.environ
         # A session of its own: Ctrl-C reaches pytest alone, which then ends its processes in order.
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=os.environ | single | untouched,
+            env=queues | settings,
         )
         theirs.close()
         self._socket, self._main = ours, Channel(ours)
         self._exits: dict[int, int] = {}
+        self._prepared: set[Needs] = set()
         try:
             self._check(self._receive(START_SECONDS))
         except BaseException:
@@ -75,7 +126,7 @@ class _Server:
             self.close()
             raise
 
-    def spawn(self, kind: str, stderr: Path) -> "Child":
+    def spawn(self, needs: Needs, stderr: Path) -> "Child":
         try:
             log = stderr.open("wb")
         except OSError as error:
@@ -83,14 +134,16 @@ class _Server:
         ours, theirs = socket.socketpair()
         with theirs, log:
             try:
-                socket.send_fds(self._socket, [kind.encode()], [theirs.fileno(), log.fileno()])
+                request = json.dumps(asdict(needs)).encode()
+                socket.send_fds(self._socket, [request], [theirs.fileno(), log.fileno()])
             except OSError as error:
                 raise self._silent(error) from error
-            # The first model's engine has the server import transformers.
-            while "pid" not in (reply := self._receive(START_SECONDS)):
+            seconds = EXIT_SECONDS if needs in self._prepared else PREPARE_SECONDS
+            while "pid" not in (reply := self._receive(seconds)):
                 self._exits[reply["exited"]] = reply["status"]
-        if reply["threads"] != 1:
-            raise self._threaded(reply["threads"])
+        if reply["threads"] != 1 or reply["cuda"]:
+            raise self._unusable(f"{reply['threads']} threads, CUDA initialised: {reply['cuda']}")
+        self._prepared.add(needs)
         # Messages are in order: an exit noted under this pid is an earlier process's.
         self._exits.pop(reply["pid"], None)
         return Child(reply["pid"], Channel(ours), stderr, self._wait)
@@ -134,17 +187,18 @@ class _Server:
         )
 
     @staticmethod
-    def _threaded(found: object) -> LaunchError:
+    def _unusable(found: str) -> LaunchError:
         return LaunchError(
             "forkserver",
-            expected="torch, engine and daemon imported, and one thread",
+            expected="torch, engine and daemon imported, one thread, and CUDA untouched",
             found=found,
-            remedy="Look for what starts threads at interpreter start (sitecustomize, .pth files).",
+            remedy="Look for what starts threads or asks for GPUs on import (sitecustomize, .pth files, "
+            "packages that transformers imports where they are installed).",
         )
 
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
-            raise self._threaded(f"{ready['modules']} and {ready['threads']} threads")
+            raise self._unusable(f"{ready['modules']} and {ready['threads']} threads")
 
 
 class Child:
@@ -166,7 +220,7 @@ class Child:
         return self.exit
 
     def end(self) -> int | None:
-        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. Harmless when it is gone."""
+        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. No harm once it is gone."""
         self.channel.close()
         # A daemon ends by that alone; a signal on its heels would tear the ending and change the status.
         self.wait(GRACE_SECONDS)
@@ -176,18 +230,29 @@ class Child:
                 self.wait(2.0)
         return self.exit
 
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
     def abort(self, phase: str, seconds: float) -> ProcessTimeout:
         """Have a hung process write its stacks, kill it, and return the error that says so."""
         self._signal(signal.SIGUSR1)
         time.sleep(0.2)
-        self._signal(signal.SIGKILL)
-        self.wait()
+        self.kill()
         return ProcessTimeout(
             f"process {self.pid}",
             expected=f"the phase after {phase!r} within {seconds:g} s",
             found="no message",
             remedy="The stacks of all its threads are at the end of its stderr.",
         )
+
+    def move_stderr(self, to: Path) -> None:
+        """Rename the file that the process writes to; raises OutputUnwritable."""
+        try:
+            self._stderr = self._stderr.rename(to)
+        except OSError as error:
+            raise unwritable(to, error) from error
 
     def stderr_tail(self) -> str:
         """The end of what the process wrote."""

@@ -9,7 +9,7 @@ import torch
 
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
-from .cache.manifest import Served, restore, restore_plain
+from .cache.manifest import Served, restore, restore_plain, views
 from .checkpoint.config import read_quantization
 from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names, wrong
 from .checkpoint.names import Group
@@ -194,8 +194,9 @@ def load_from_cache(
         key = make_key(checkpoint, request.expected_content, list(layers), kernel, request.device, plain)
         attached = client.attach(key, request.transport)
         on_error.callback(attached.arena.close)
-        restored = [restore(attached.manifest, attached.arena, layer) for layer in layers]
-        as_stored = restore_plain(attached.manifest, attached.arena, plain)
+        held = views(attached.manifest, attached.arena)
+        restored = [restore(attached.manifest, held, layer) for layer in layers]
+        as_stored = restore_plain(attached.manifest, held, plain)
         on_error.pop_all()
     return Loaded(layers=restored, route_taken="attach", attached=attached, plain=as_stored)
 

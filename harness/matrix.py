@@ -1,7 +1,7 @@
 """Which cases exist: the one source for parametrisation, CI jobs and the planned count. Imports no torch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, product
 
 from .backends import BACKENDS, SEED, Backends
@@ -21,6 +21,8 @@ from .spec import (
 )
 
 Case = CaseSpec | ModelCaseSpec
+ALIAS = "alias"
+"""A twin's transport: other names for the same storage, in one process."""
 DECODER_LAYER = "model.layers.0"
 
 MEMBERS = {
@@ -240,6 +242,16 @@ def refused_kernels(on: Backends) -> list[CaseSpec]:
     ]
 
 
+def lost_daemons(on: Backends) -> list[CaseSpec]:
+    """The daemon is killed under an attached engine, which must finish on the memory that it has mapped."""
+    return [
+        replace(case, daemon_killed=True)
+        for layer in _both_schemes()
+        for transport in on.transports
+        for case in _each_kernel(on, layer, ProjectionKind.QKV, SyntheticSource(seed=SEED), transport)
+    ]
+
+
 def _both_schemes() -> Iterator[LayerSpec]:
     for scheme in Scheme:
         yield layer_spec(ProjectionKind.QKV, scheme, (91, 33, 25), 57)
@@ -249,6 +261,7 @@ GROUPS: dict[str, Callable[[Backends], Sequence[Case]]] = {
     "synthetic-layers": synthetic_layers,
     "corner-layers": corner_layers,
     "real-layers": real_layers,
+    "lost-daemons": lost_daemons,
     "refused-schemes": refused_schemes,
     "refused-kernels": refused_kernels,
     "real-models": real_models,
@@ -268,6 +281,14 @@ def cases(
     ]
 
 
+def twins(
+    group: str, *, device: str = "cpu", transport: str | None = None, kernel: str | None = None
+) -> list[Case]:
+    """The layers of `cases`, each once: in one process, cases that differ in transport alone are the same."""
+    selected = cases(group, device=device, transport=transport, kernel=kernel)
+    return list(dict.fromkeys(replace(case, transport=ALIAS) for case in selected))
+
+
 def every_case() -> list[Case]:
     """All groups on all devices."""
     return [case for on in BACKENDS.values() for group in GROUPS.values() for case in group(on)]
@@ -278,6 +299,7 @@ CONTROLS = (
     "disk-instead-of-attach",
     "copied-by-value",
     "store-into-shared-memory",
+    "store-into-sealed-memory",
     "header-only-key",
 )
 """Defects of `harness.defects` that are planted in every run; see `harness.controls`."""

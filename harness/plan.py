@@ -57,11 +57,13 @@ def summarise(
     duration_s: float = 0.0,
     environment: dict[str, Any] | None = None,
     commands: dict[str, str] | None = None,
+    refuted: bool = False,
 ) -> RunRecord:
     """The run's record.
 
     A planned case without evidence is INCOMPLETE, and so is a run with messages; a negative control that was
-    not caught, or left nothing, is such a message.
+    not caught, or left nothing, is such a message. `refuted` says that a difference was shown outside any
+    case: in a twin.
     """
     came = controls or {}
     messages = [*messages, *_of_controls(plan, came)]
@@ -69,7 +71,7 @@ def summarise(
     counts = _counts(entries)
     return RunRecord(
         run_id=plan.run_id,
-        verdict=_verdict(counts, messages),
+        verdict=_verdict(counts, messages, refuted),
         scope=plan.scope,
         started=plan.started,
         duration_s=duration_s,
@@ -119,8 +121,8 @@ def _counts(entries: list[CaseEntry]) -> Counts:
     )
 
 
-def _verdict(counts: Counts, messages: list[str]) -> Verdict:
-    if counts.failed:
+def _verdict(counts: Counts, messages: list[str], refuted: bool) -> Verdict:
+    if counts.failed or refuted:
         return Verdict.NOT_EQUIVALENT
     # Refusals alone hold as they should, and show nothing equivalent.
     if counts.incomplete or messages or not counts.verified:

@@ -1,7 +1,8 @@
 """The evidence model: what a run leaves on disk, and its JSON schema.
 
 `run.json` holds a RunRecord; `evidence/<case-id>.json` holds a CaseRecord; `evidence.jsonl` holds
-all CaseRecords, one a line. Reports are rendered from these files and from nothing else.
+all CaseRecords, one a line. Reports are rendered from these files and from nothing else. `twin.jsonl`
+holds a run's TwinRecords, one a line.
 """
 
 import hashlib
@@ -58,6 +59,8 @@ class WitnessRecord(_Record):
     """Weight bytes that the engine's reader read; information only."""
     attachments: int | None = None
     """How often the daemon handed out its memory on this route, by its own word; None without a daemon."""
+    daemon_lost: bool = False
+    """True when the engine found, after its run, that the daemon it had attached to was gone."""
     probe: bool = False
     """True when a nonce, written by the daemon after the attachment, was read through the mapping."""
 
@@ -93,6 +96,8 @@ class TensorRecord(_Record):
     stride: list[int]
     dtype: str
     sha256: str
+    fingerprint: str = ""
+    """128 bits that tell whether the bytes changed: see `harness.fingerprint`."""
     allocation: str
     """Identity of the memory: `memfd:<major>:<minor>:<inode>`, or `private:<pid>:<address>`."""
     offset: int
@@ -127,8 +132,6 @@ class GenerationRecord(_Record):
     """sha256 of the module tree's description: parameters, ties, dtypes, buffers, flags, config."""
     flags: dict[str, str]
     """What was set so that sums have one order."""
-    memory: dict[str, dict[str, int]]
-    """Bytes in use when the weights were there and after the run; information only."""
 
 
 class ModelRecord(_Record):
@@ -171,6 +174,8 @@ class RouteRecord(_Record):
     generation: GenerationRecord | None = None
     weights: dict[str, str] = {}
     """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
+    memory_bytes: dict[str, int] = {}
+    """Memory in use by moment, as `models.memory` names it: information. Empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 
@@ -188,6 +193,34 @@ class CheckRecord(_Record):
         if self.verdict is Outcome.PASS and not self.evidence:
             raise ValueError(f"check {self.name!r} passes without evidence")
         return self
+
+
+class TwinRecord(_Record):
+    """One layer's in-process twin. It is no case: one process says nothing of IPC."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case: dict[str, Any]
+    """`CaseSpec.describe()`, of transport `alias`."""
+    transport: Literal["alias"] = "alias"
+    verdict: Outcome
+    detail: str = ""
+    """The check that does not hold, in a sentence; empty for PASS."""
+    compared: dict[str, int] = {}
+    """Check to what it compared: tensors for `layout_restored` and `pointers_shared`, else bytes."""
+    kernels: list[str] = []
+    """Names of the kernels that ran, by the backend's own word."""
+    duration_ms: float
+
+    @model_validator(mode="after")
+    def _pass_needs_evidence(self) -> "TwinRecord":
+        if self.verdict is Outcome.PASS and not (self.compared and all(self.compared.values())):
+            raise ValueError(f"twin of {self.id!r} passes without evidence")
+        return self
+
+    @property
+    def id(self) -> str:
+        return str(self.case["id"])
 
 
 class DaemonRecord(_Record):

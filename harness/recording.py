@@ -3,7 +3,7 @@
 from typing import Any
 
 from .checks import case_verdict, run_checks
-from .models.recording import folded, generation_record, logits_records, model_record
+from .models.recording import folded, generation_record, logits_records, model_record, products
 from .observation import CaseObservation, RouteObservation
 from .record import (
     CaseRecord,
@@ -37,7 +37,7 @@ def record_case(request: ProofRequest, seen: CaseObservation, duration_ms: float
 
 def _daemon_record(seen: CaseObservation) -> DaemonRecord:
     served = seen.daemon.tensors
-    manifest = manifest_digest({t.name: t.sha256 for t in served}) if served else ""
+    manifest = manifest_digest({t.name: t.fingerprint for t in served}) if served else ""
     kept = folded(seen.model, served, seen.daemon.allocation) if seen.model else {}
     return seen.daemon.model_copy(update={"manifest": manifest} | kept)
 
@@ -61,6 +61,7 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             decoy=seen.decoy,
             mapped_bytes=said.get("mapped_bytes", 0),
             daemon_pid=said.get("daemon_pid"),
+            daemon_lost=said.get("daemon_lost", False),
             checkpoint_bytes_read=said.get("checkpoint_bytes_read", 0),
             attachments=seen.attachments,
             probe=seen.nonce is not None and said.get("probe") == seen.nonce,
@@ -70,20 +71,12 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             for n, t in seen.results.items()
             if n.startswith("processed.")
         ],
-        kernels=said.get("kernels", []),
+        kernels=said.get("kernels", []) if case.model is None else products(said.get("kernels", [])),
         weights=_weights(seen),
+        memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,
         **held,
     )
-
-
-def _weights(seen: RouteObservation) -> dict[str, str]:
-    moments = {
-        "held": {t["name"]: t["sha256"] for t in seen.reported.get("tensors", [])},
-        "after": seen.reported.get("tensors_after", {}),
-        "daemon": seen.daemon_digests or {},
-    }
-    return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}
 
 
 def _outputs(seen: RouteObservation) -> list[OutputRecord]:
@@ -92,3 +85,12 @@ def _outputs(seen: RouteObservation) -> list[OutputRecord]:
         for n, t in seen.results.items()
         if n.startswith("output.")
     ]
+
+
+def _weights(seen: RouteObservation) -> dict[str, str]:
+    moments = {
+        "held": {t["name"]: t["fingerprint"] for t in seen.reported.get("tensors", [])},
+        "after": seen.reported.get("tensors_after", {}),
+        "daemon": seen.daemon_digests or {},
+    }
+    return {moment: manifest_digest(digests) for moment, digests in moments.items() if digests}

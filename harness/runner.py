@@ -59,6 +59,7 @@ class Runner:
         self._subject = subject
         self._scratch = scratch
         self._daemon = DaemonRecord()
+        self._daemon_process: Child | None = None
         self._handed_out = 0
         self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
         """What is known of each route, filled in while `run` goes on."""
@@ -104,7 +105,7 @@ class Runner:
         )
         weights = list(weight_files(job.checkpoint).names)
         with FileWitness(job.checkpoint, weights, by_inode=True) as witness:
-            child = self._subject.start_daemon(job, stderr)
+            child = self._daemon_process = self._subject.start_daemon(job, stderr)
             try:
                 self._daemon = self._ready(child, case.transport)
                 yield
@@ -207,6 +208,8 @@ class Runner:
                 seen.reported |= observed
                 if phase == "loaded" and observed["route_taken"] == "attach":
                     seen.nonce = self._write_probe()
+                    if self._request.case.daemon_killed and seen.route is ROUTES[-1]:
+                        self._kill_daemon(seen)
                     child.channel.send({"go": True})
             if child.wait() != 0:
                 raise _crashed(child, phase)
@@ -233,6 +236,12 @@ class Runner:
         finally:
             client.close()
         return nonce.hex()
+
+    def _kill_daemon(self, seen: RouteObservation) -> None:
+        """What it sees is asked before, since afterwards there is nobody to ask."""
+        self._ask_daemon(seen)
+        assert self._daemon_process is not None
+        self._daemon_process.kill()
 
     def _ask_daemon(self, seen: RouteObservation) -> None:
         """What the daemon sees once the engine is gone: its bytes, and how often it handed them out."""

@@ -160,6 +160,8 @@ class Claim:
     refusal: Refusal | None = None
     fallback_allowed: bool = False
     """Whether the ipc routes may fall back too: a refusal must not hide behind it."""
+    daemon_killed: bool = False
+    """Whether the daemon is killed (SIGKILL) under the last engine, once that has attached."""
 
     @property
     def expected(self) -> Outcome:
@@ -202,6 +204,7 @@ class CaseSpec(Claim):
             f"daemon-{self.daemon_kernel}" if self.daemon_kernel else "",
             self.transport,
             "fallback-allowed" if self.fallback_allowed else "",
+            "daemon-killed" if self.daemon_killed else "",
         ]
         return "-".join(part.lower().replace("_", "-") for part in parts if part)
 
@@ -227,6 +230,7 @@ class CaseSpec(Claim):
             "device": self.device,
             "transport": self.transport,
             "fallback_allowed": self.fallback_allowed,
+            "daemon_killed": self.daemon_killed,
             "expected": self.expected.value,
         }
 

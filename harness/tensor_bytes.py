@@ -13,16 +13,21 @@ from numpy.typing import NDArray
 _libc = ctypes.CDLL(None)
 
 
-def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of `tensor` in the order in which memory holds them, as uint8 of shape [nbytes].
+def bytes_in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of `tensor` in the order in which memory holds them: uint8 [nbytes] on the same device.
 
     A column-major [K, N] weight comes out as its stored [N, K] rows; no copy where the tensor is dense.
     """
     stride = tuple(tensor.stride())
     order = sorted(range(tensor.dim()), key=lambda dim: -stride[dim])
-    dense = tensor.detach().permute(order).contiguous().cpu()
+    dense = tensor.detach().permute(order).contiguous()
     # Not reshape: it keeps the stride of a single element, whatever it is, and view then refuses.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def memory_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """As `bytes_in_place`, on the CPU."""
+    return bytes_in_place(tensor).cpu()
 
 
 def sha256(tensor: torch.Tensor) -> str:

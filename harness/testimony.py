@@ -18,6 +18,7 @@ RESULT = re.compile(
     r"(output|activation|activation_scale|logits)\.[0-9]+|processed\.[a-z_]+|hidden|ids|description"
 )
 
+MOST_TOKENS = 2**31
 FORMS: dict[str, tuple[int, torch.dtype | None]] = {
     "logits": (3, None),
     "ids": (2, torch.int64),
@@ -25,7 +26,7 @@ FORMS: dict[str, tuple[int, torch.dtype | None]] = {
     "description": (1, torch.uint8),
 }
 """Results of a model: dimensions, and dtype where there is but one."""
-NOTHING_GENERATED: dict[str, Any] = {"gemms": {}, "flags": {}, "memory": {}}
+NOTHING_GENERATED: dict[str, Any] = {"gemms": {}, "flags": {}}
 
 
 def check_observed(observed: Any, ms: Any) -> None:
@@ -37,12 +38,13 @@ def check_observed(observed: Any, ms: Any) -> None:
     WitnessRecord(**{name: observed[name] for name in fields if name in observed})
     for tensor in observed.get("tensors", []):
         TensorRecord(**tensor)
-    generated = {name: observed[name] for name in ("gemms", "flags", "memory") if name in observed}
+    generated = {name: observed[name] for name in NOTHING_GENERATED if name in observed}
     GenerationRecord(ids=[], text=[], hidden=[], description="", **({**NOTHING_GENERATED, **generated}))
     RouteRecord(
         outcome=Outcome.PASS,
         route_taken=observed.get("route_taken", "none"),
         kernels=observed.get("kernels", []),
+        memory_bytes=observed.get("memory_bytes", {}),
         timings_ms={"phase": ms},
     )
 
@@ -51,7 +53,8 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
     """What a daemon serves, from its `ready`; raises ValueError."""
     try:
         ready = message["ready"]
-        kept = ("shape", "stride", "dtype", "sha256", "offset")
+        kept = ("shape", "stride", "dtype", "sha256", "fingerprint", "offset")
+        columns = [ready["manifest"]["entries"][name] for name in ("layer", "tensor", *kept)]
         return DaemonRecord(
             pid=pid,
             transport=transport,
@@ -60,11 +63,11 @@ def daemon_record(pid: int, transport: str, message: dict[str, Any]) -> DaemonRe
             key=ready["key"],
             tensors=[
                 TensorRecord(
-                    name=f"{entry['layer']}.{entry['tensor']}",
+                    name=f"{layer}.{tensor}",
                     allocation=ready["allocation"],
-                    **{name: entry[name] for name in kept},
+                    **dict(zip(kept, row, strict=True)),
                 )
-                for entry in ready["manifest"]["entries"]
+                for layer, tensor, *row in zip(*columns, strict=True)
             ],
         )
     except (KeyError, TypeError) as error:
@@ -98,5 +101,5 @@ def _check_form(name: str, result: torch.Tensor) -> None:
     dims, dtype = FORMS.get(name.partition(".")[0], (result.dim(), None))
     if result.dim() != dims or dtype not in (None, result.dtype):
         raise ValueError(f"result {name!r} of form {result.dtype} {list(result.shape)}")
-    if name == "ids" and result.numel() and int(result.min()) < 0:
-        raise ValueError("negative token ids")
+    if name == "ids" and not ((result >= 0) & (result < MOST_TOKENS)).all():
+        raise ValueError("token ids that no vocabulary has")

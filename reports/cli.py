@@ -15,7 +15,10 @@ from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .load import load_run
-from .run_commands import merge, verify
+from .markdown import LIMIT_BYTES, render_markdown
+from .matrix_command import matrix
+from .power_command import power
+from .run_commands import compare, merge, verify
 from .summary import case_summary
 from .text import flatten, one_line
 from .view import CaseView, cases_in_order
@@ -34,13 +37,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def render(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or its evidence.jsonl.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the HTML report alone, to this file.")
     ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown report instead.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=LIMIT_BYTES, help="Bytes of the Markdown: 60000 for a comment.")
+    ] = LIMIT_BYTES,
 ) -> None:
     """Make a run's reports again from its evidence: report.html, validation.md and junit.xml."""
-    if output is None:
+    if markdown:
+        typer.echo(render_markdown(load_run(run), limit), nl=False)
+    elif output is None:
         write_reports(run)
         typer.echo(f"Wrote the reports in {run}", err=True)
     else:
@@ -50,7 +59,7 @@ def render(
 
 def show(
     case: Annotated[str, typer.Argument(help="Id of a case, or a part that only one id contains.")],
-    run: Annotated[Path, typer.Option(help="Folder of a run.")] = LATEST,
+    run: Annotated[Path, typer.Option(help="Folder of a run, or its evidence.jsonl.")] = LATEST,
     as_json: Json = False,
 ) -> None:
     """Print how one case ended, and why."""
@@ -66,7 +75,7 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(0 if facts["ok"] else 1)
 
 
-for _command in (render, show, verify, merge, doctor, daemon, attach):
+for _command in (render, show, compare, verify, merge, matrix, power, doctor, daemon, attach):
     app.command()(_command)
 
 

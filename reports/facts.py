@@ -58,7 +58,7 @@ def facts_of(case: CaseView, labels: Iterable[str]) -> Facts | None:
 
 def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
     """The facts to show; memory only where some route measured it."""
-    measured = any(r.generation and r.generation.memory for case in cases for r in case.routes.values())
+    measured = any(route.memory_bytes for case in cases for route in case.routes.values())
     return [label for label in ROUTE_FACTS if measured or label != MEMORY]
 
 
@@ -168,9 +168,7 @@ def _time(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
 
 
 def _memory(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
-    moments = route.generation.memory if route.generation else {}
-    held = {at: ", ".join(f"{name} {size(n)}" for name, n in found.items()) for at, found in moments.items()}
-    return "\n".join(f"{at}: {found}" for at, found in held.items()) or "none"
+    return "\n".join([f"{at} {size(count)}" for at, count in route.memory_bytes.items()]) or "none"
 
 
 MEMORY = "Memory in use"
@@ -179,7 +177,7 @@ ROUTE_FACTS: dict[str, Callable[[RouteRecord, RouteVerdicts, _About], str]] = {
     "Weight files opened": _files,
     "Mapped": _mapped,
     "Outputs, sha256": _outputs,
-    "All weights, sha256": _weights,
+    "All weights, digest": _weights,
     "Places": _places,
     "Kernels": _kernels,
     MEMORY: _memory,

@@ -14,9 +14,16 @@ from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.plan import PLAN_FILE, Plan, control_file, summarise
-from loadproof.harness.record import SCHEMA_VERSION, CaseRecord, ControlRecord, RunRecord, Verdict
+from loadproof.harness.record import (
+    SCHEMA_VERSION,
+    CaseRecord,
+    ControlRecord,
+    RunRecord,
+    TwinRecord,
+    Verdict,
+)
 
-_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan, ControlRecord)
+_Model = TypeVar("_Model", RunRecord, CaseRecord, Plan, ControlRecord, TwinRecord)
 
 UNENDED = "The run did not end in order: it was killed, or its disk was full. What it had written is here."
 

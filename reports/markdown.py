@@ -14,20 +14,21 @@ from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
-_ROWS_BYTES = 38_000
+_REST_BYTES = 22_000
+"""For all that is not a row of the table of cases."""
 _PART_BYTES = 3_000
 _CELL_CHARACTERS = 200
 _HEADER = "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |\n" + "|---" * 7 + "|"
 _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
 
 
-def render_markdown(run: Run) -> str:
-    """The whole run as Markdown; what does not fit is cut, and the cut is stated."""
+def render_markdown(run: Run, limit: int = LIMIT_BYTES) -> str:
+    """The whole run as Markdown, at most `limit` bytes (60 kB or more); a cut is stated."""
     cases = cases_in_order(run)
-    return markdown_of(run, cases, results(cases))
+    return markdown_of(run, cases, results(cases), limit)
 
 
-def markdown_of(run: Run, cases: list[CaseView], found: list[Result]) -> str:
+def markdown_of(run: Run, cases: list[CaseView], found: list[Result], limit: int = LIMIT_BYTES) -> str:
     """The same, of what has been worked out already."""
     parts = [
         f"## loadproof: {wording.headline(run.record)}",
@@ -35,7 +36,7 @@ def markdown_of(run: Run, cases: list[CaseView], found: list[Result]) -> str:
         *_messages(run.record),
         _results(run, found),
         _controls(run.record),
-        _table(cases),
+        _table(cases, limit - _REST_BYTES),
         f"Environment: {_environment(run.record)}",
         _commands(run),
         _evidence(run),
@@ -104,8 +105,8 @@ def _code(command: str) -> str:
     return f"`{line}`" if line and "`" not in line else escape(line) or "none"
 
 
-def _table(cases: list[CaseView]) -> str:
-    rows = _within(map(_row, cases), len(cases), _ROWS_BYTES, "\n{} more cases in report.html")
+def _table(cases: list[CaseView], limit: int) -> str:
+    rows = _within(map(_row, cases), len(cases), limit, "\n{} more cases in report.html")
     if not rows:
         return "No case was planned."
     count = f"{len(cases)} case{'' if len(cases) == 1 else 's'}"

@@ -10,16 +10,26 @@ from typing import Any
 from loadproof.harness.atomic_file import write_atomically
 from loadproof.harness.chain import digest, sealed
 from loadproof.harness.errors import InvalidInput
+from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.plan import PLAN_FILE, Plan, evidence_file, summarise
-from loadproof.harness.record import CaseRecord, MergedRecord, RunRecord, ShardRecord
+from loadproof.harness.record import (
+    CaseRecord,
+    ControlRecord,
+    MergedRecord,
+    RunRecord,
+    ShardRecord,
+    TwinRecord,
+    Verdict,
+)
 from loadproof.harness.shards import plan_digest, reunited
 
-from .load import Run, load_run
+from .load import Run, line_texts, load_run, parse
 from .merge_environment import merged_environment
 from .verify import verify
 from .write import write_reports
 
+TWIN_FILE = "twin.jsonl"
 _OF_ONE_SHARD = re.compile(r" --loadproof-(?:shard|out)(?:=| )\S+")
 
 
@@ -41,6 +51,8 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
         write_atomically(out / evidence_file(case.id), case.model_dump_json(indent=1) + "\n")
     write_atomically(out / "evidence.jsonl", "".join(f"{case.model_dump_json()}\n" for case in cases))
     write_atomically(out / "run.json", record.model_dump_json(indent=1) + "\n")
+    if twins := _twins(folders, record.run_id):
+        write_atomically(out / TWIN_FILE, twins)
     write_reports(out)
     return record
 
@@ -112,11 +124,26 @@ def _joined(shards: list[Run]) -> tuple[RunRecord, list[CaseRecord]]:
         by_id,
         [f"Shard {_name(run)}: {message}" for run in shards for message in run.record.messages],
         duration_s=max(run.record.duration_s for run in shards),
+        refuted=any(run.record.verdict is Verdict.NOT_EQUIVALENT for run in shards),
         environment=merged_environment({_name(run): run.record.environment for run in shards}),
         commands=_commands(shards),
     )
     cases = [by_id[case_id] for case_id in order if case_id in by_id]
-    return sealed(record.model_copy(update={"merged": merged}), cases), cases
+    # A control that was not caught, or left nothing, is among its shard's messages already.
+    controls = sorted((c for run in shards for c in run.record.controls), key=_in_order_of_controls)
+    return sealed(record.model_copy(update={"merged": merged, "controls": controls}), cases), cases
+
+
+def _in_order_of_controls(control: ControlRecord) -> int:
+    return CONTROLS.index(control.name) if control.name in CONTROLS else len(CONTROLS)
+
+
+def _twins(folders: list[Path], run_id: str) -> str:
+    """`twin.jsonl` of the whole, ordered by id as a run's own is; empty where no shard had twins."""
+    files = [folder / TWIN_FILE for folder in folders if (folder / TWIN_FILE).is_file()]
+    twins = [parse(TwinRecord, text, str(file)) for file in files for _, text in line_texts(file)]
+    whole = [twin.model_copy(update={"run_id": run_id}) for twin in sorted(twins, key=lambda twin: twin.id)]
+    return "".join(f"{twin.model_dump_json()}\n" for twin in whole)
 
 
 def _require_cover(shards: list[Run], order: list[str], expected: Mapping[str, Outcome]) -> None:

@@ -1,13 +1,20 @@
 """Commands on whole runs."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from loadproof.harness.atomic_file import write_atomically
 from loadproof.harness.record import Verdict
 
+from .compare import Comparison
+from .compare import compare as compare_runs
+from .compare_render import print_comparison, render_html, render_markdown
+from .load import load_run
 from .merge import merge as merge_runs
 from .text import one_line
 from .verify import Verification
@@ -50,6 +57,47 @@ def merge(
     )
     typer.echo(json.dumps(told, indent=2) if as_json else text)
     raise typer.Exit(0 if record.verdict is Verdict.EQUIVALENT else 1)
+
+
+class Format(StrEnum):
+    """How a comparison is told."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    JSON = "json"
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Folder of the earlier run, or its evidence.jsonl.")],
+    after: Annotated[Path, typer.Argument(help="Folder of the later run, or its evidence.jsonl.")],
+    form: Annotated[Format, typer.Option("--format", help="How to tell it.")] = Format.TEXT,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is."""
+    comparison = compare_runs(load_run(before), load_run(after))
+    text = _comparison_text(comparison, Format.JSON if as_json else form)
+    if output is not None:
+        write_atomically(output, text)
+        typer.echo(f"Wrote {output}", err=True)
+    else:
+        typer.echo(text, nl=False)
+    raise typer.Exit(1 if comparison.broken else 0)
+
+
+def _comparison_text(comparison: Comparison, form: Format) -> str:
+    match form:
+        case Format.JSON:
+            return json.dumps(comparison.to_json(), indent=2) + "\n"
+        case Format.MARKDOWN:
+            return render_markdown(comparison)
+        case Format.HTML:
+            return render_html(comparison)
+    console = Console()
+    with console.capture() as captured:
+        print_comparison(comparison, console)
+    return captured.get()
 
 
 def _verification_text(found: Verification) -> str:

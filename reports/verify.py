@@ -28,6 +28,7 @@ SELF_REPORTED = (
     "The evidence is self-reported, not attested: whoever rewrites every file can rewrite the head too. "
     "Give --head with the head that was published when the run ended."
 )
+PUBLISHED = "The head is the published one; the evidence is self-reported all the same, not attested."
 WITHOUT_RUN = "There is no run.json beside it: whether these are all cases, and unchanged, cannot be said."
 WITHOUT_EVIDENCE = "There is no evidence beside it: that the page tells of this run is the page's own word."
 _ISLAND = re.compile(r'<script type="application/json" id="evidence-digest">(.*?)</script>', re.DOTALL)
@@ -65,8 +66,10 @@ def verify(path: Path, *, published: str | None = None) -> Verification:
         InvalidInput: nothing there that could be held against anything.
     """
     verification = _verify(path, published)
-    if published is None or verification.head == published:
+    if published is None:
         return verification
+    if verification.head == published:
+        return verification if verification.note != SELF_REPORTED else replace(verification, note=PUBLISHED)
     found = verification.head or "no chain"
     problem = Problem("head of the chain", f"the published {published}", found)
     return replace(verification, problems=(*verification.problems, problem))

@@ -10,9 +10,9 @@ from .load import load_run
 from .markdown import render_markdown
 
 
-def write_reports(run_dir: Path) -> None:
-    """Render the run in `run_dir` to its `report.html`, `validation.md` and `junit.xml`."""
-    run = load_run(run_dir)
-    write_atomically(run_dir / "report.html", render_html(run))
-    write_atomically(run_dir / "validation.md", render_markdown(run))
-    write_atomically(run_dir / "junit.xml", render_junit(run))
+def write_reports(path: Path) -> None:
+    """Render a run, given as its folder or its `evidence.jsonl`, to the three reports."""
+    run = load_run(path)
+    write_atomically(run.folder / "report.html", render_html(run))
+    write_atomically(run.folder / "validation.md", render_markdown(run))
+    write_atomically(run.folder / "junit.xml", render_junit(run))

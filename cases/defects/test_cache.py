@@ -173,7 +173,7 @@ class TestAttributesDoNotTravel:
     def test_manifest_without_a_flag_is_bad(self, checkpoint: Path, path: Path, flag: str) -> None:
         with serves(checkpoint, path) as ready:
             manifest = json.loads(json.dumps(ready.manifest.to_json()))
-        del manifest["layouts"][LAYER.name][flag]
+        del manifest["layouts"][flag]
         with pytest.raises(BadManifest, match=flag):
             Manifest.from_json(manifest)
 

@@ -53,6 +53,11 @@ class TestRealLayers(_EveryCheck):
     """Layer 0 of SmolLM2's real ModelOpt exports, all four kinds, whole and trimmed."""
 
 
+@pytest.mark.loadproof_cases("lost-daemons")
+class TestLostDaemons(_EveryCheck):
+    """The daemon is killed under the last engine: outputs stay exact, and it says that the daemon is lost."""
+
+
 def _assert_passes(four_way: FourWay, name: str) -> None:
     __tracebackhide__ = True
     check = four_way.check(name)

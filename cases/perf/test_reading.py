@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 from blake3 import blake3
 from safetensors.torch import load_file, save_file
 
+from loadproof.cases.perf.ratios import ratio
 from loadproof.cases.selfcheck.reading import read_digested
 from loadproof.harness.checkpoint.digest import CHUNK, content_digest
 from loadproof.harness.checkpoint.reader import CheckpointReader
@@ -56,17 +56,6 @@ def timed(work: Callable[[], object]) -> float:
     return seconds
 
 
-def interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """95 % of the ratio of medians, bootstrapped."""
-    random = Random(0)
-    ratios = sorted(
-        statistics.median(random.choices(ours, k=len(ours)))
-        / statistics.median(random.choices(theirs, k=len(theirs)))
-        for _ in range(4000)
-    )
-    return ratios[100], ratios[-101]
-
-
 @pytest.mark.timeout(600)
 def test_a_digested_load_beside_safetensors(
     checkpoint: Path, record_property: Callable[[str, object], None]
@@ -103,14 +92,13 @@ def test_a_digested_load_beside_safetensors(
     for _ in range(REPEATS):
         for side in sides:
             seconds[side.__name__].append(timed(side))
-    ratio = statistics.median(seconds["ours"]) / statistics.median(seconds["theirs"])
-    low, high = interval(seconds["ours"], seconds["theirs"])
+    found = ratio(seconds["ours"], seconds["theirs"])
     halves = seconds["probe"][: REPEATS // 2], seconds["probe"][REPEATS // 2 :]
     drift = abs(statistics.median(halves[0]) / statistics.median(halves[1]) - 1)
     crowded = statistics.median(seconds["two"]) / statistics.median(seconds["one"])
     figures = {
-        "ratio": round(ratio, 3),
-        "interval": [round(low, 3), round(high, 3)],
+        "ratio": round(found.median, 3),
+        "interval": [round(found.low, 3), round(found.high, 3)],
         **{f"{side}_s": round(statistics.median(values), 3) for side, values in seconds.items()},
         "probe_drift": round(drift, 3),
         "crowded": round(crowded, 3),
@@ -122,5 +110,5 @@ def test_a_digested_load_beside_safetensors(
     for name, value in figures.items():
         record_property(name, value)
     if drift > DRIFT or crowded > CROWDED:
-        pytest.skip(f"void: drift {drift:.0%}, two hashes {crowded:.2f} times one (ratio {ratio:.2f})")
-    assert high <= GOAL, f"ratio {ratio:.2f}, 95 % in [{low:.2f}, {high:.2f}]"
+        pytest.skip(f"void: drift {drift:.0%}, two hashes {crowded:.2f} times one (ratio {found})")
+    assert found.high <= GOAL, f"ratio {found}"

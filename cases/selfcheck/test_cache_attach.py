@@ -14,7 +14,7 @@ import pytest
 from loadproof.harness.cache.arena import memfd
 from loadproof.harness.cache.arena.memfd import MemfdArena
 from loadproof.harness.cache.client import Attached, CacheClient
-from loadproof.harness.cache.manifest import Manifest, restore
+from loadproof.harness.cache.manifest import Manifest, restore, views
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import ArenaError, BadManifest, KeyMismatch
@@ -96,14 +96,18 @@ def test_other_transport_is_refused_and_its_descriptor_closed(
 
 
 def entry_set(index: int, **fields: Any) -> Callable[[dict[str, Any]], object]:
-    return lambda manifest: manifest["entries"][index].update(fields)
+    def lie(manifest: dict[str, Any]) -> None:
+        for name, value in fields.items():
+            manifest["entries"][name][index] = value
+
+    return lie
 
 
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "overlap": entry_set(1, offset=0),
     "misaligned": entry_set(2, offset=5121),
     "out-of-bounds": entry_set(0, offset=1 << 30),
-    "into-the-probe-page": lambda manifest: manifest.update(probe_offset=manifest["entries"][2]["offset"]),
+    "into-the-probe-page": lambda manifest: manifest.update(probe_offset=manifest["entries"]["offset"][2]),
     "negative-offset": entry_set(0, offset=-512),
     "negative-size": entry_set(0, nbytes=-1),
     "negative-stride": entry_set(0, stride=[1, -80]),
@@ -113,11 +117,14 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no-dtype": entry_set(0, dtype="load"),
     "boolean-offset": entry_set(0, offset=False),
     "fractional-offset": entry_set(0, offset=0.0),
-    "empty": lambda manifest: manifest.update(entries=[], layouts={}),
-    "no-layouts": lambda manifest: manifest.update(layouts={}),
+    "empty": lambda manifest: [column.clear() for column in manifest["entries"].values()],
+    "layout-of-no-tensors": lambda manifest: manifest.update(layers=["other"]),
+    "columns-of-two-lengths": lambda manifest: manifest["entries"]["offset"].pop(),
     "probe-page-outside": lambda manifest: manifest.update(arena_bytes=manifest["probe_offset"]),
     "field-missing": lambda manifest: manifest.pop("probe_offset"),
     "entries-not-a-list": lambda manifest: manifest.update(entries=7),
+    "column-not-a-list": lambda manifest: manifest["entries"].update(offset={"0": 0}),
+    "field-of-no-entry": lambda manifest: manifest["entries"].update(other=[0, 0, 0]),
 }
 
 
@@ -138,7 +145,7 @@ def test_what_is_not_a_manifest_is_bad(manifest: object) -> None:
 def test_layer_that_the_daemon_does_not_hold_is_bad(attached: Attached) -> None:
     other = layer_spec(ProjectionKind.PLAIN, Scheme.FP8, (16,), 16)
     with pytest.raises(BadManifest, match="a layer that the daemon holds"):
-        restore(attached.manifest, attached.arena, other)
+        restore(attached.manifest, views(attached.manifest, attached.arena), other)
 
 
 # --- the arena --------------------------------------------------------------------------------
@@ -225,7 +232,7 @@ def test_attached_memory_is_the_daemons(attached: Attached, daemon: Serving) -> 
 
 
 def test_restored_weight_is_column_major_in_the_mapping(attached: Attached) -> None:
-    weight = restore(attached.manifest, attached.arena, LAYER).tensors["weight"]
+    weight = restore(attached.manifest, views(attached.manifest, attached.arena), LAYER).tensors["weight"]
     (entry,) = (e for e in attached.manifest.entries if e.tensor == "weight")
     assert tuple(weight.shape) == (LAYER.padded_k, LAYER.padded_width)
     assert weight.stride() == (1, LAYER.padded_k)

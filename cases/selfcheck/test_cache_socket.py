@@ -45,7 +45,7 @@ def started(path: Path) -> Iterator[Serving]:
 def assert_serves(path: Path, ready: Serving) -> None:
     client = CacheClient(path)
     try:
-        assert client.digests() == {entry.name: entry.sha256 for entry in ready.manifest.entries}
+        assert client.digests() == {entry.name: entry.fingerprint for entry in ready.manifest.entries}
     finally:
         client.close()
 

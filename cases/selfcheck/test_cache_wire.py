@@ -79,7 +79,7 @@ def status_after(path: Path, sent: bytes) -> str:
 def assert_serves(path: Path, daemon: Serving) -> None:
     client = CacheClient(path)
     try:
-        assert client.digests() == {entry.name: entry.sha256 for entry in daemon.manifest.entries}
+        assert client.digests() == {entry.name: entry.fingerprint for entry in daemon.manifest.entries}
     finally:
         client.close()
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from loadproof.harness.errors import InvalidInput
+from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, ShardRecord
+from loadproof.harness.record import CaseRecord, ControlRecord, ShardRecord, TwinRecord, Verdict
 from loadproof.harness.shards import Shard, plan_digest, reunited
 from loadproof.reports.html import render_html
 from loadproof.reports.load import Run, load_run
@@ -87,6 +88,40 @@ def test_merging_again_gives_the_same_bytes(shards: list[Path], tmp_path: Path) 
         assert run_command("merge", *shards, "-o", tmp_path / name).status == 0
     assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
     assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
+
+
+def test_controls_and_twins_of_all_shards_are_kept_and_a_failed_twin_refutes_the_whole(
+    shards: list[Path], tmp_path: Path
+) -> None:
+    def control(name: str) -> ControlRecord:
+        caught = {"check": "outputs_exact", "due": Outcome.BYTES, "said": Outcome.BYTES, "detail": "d"}
+        return ControlRecord(name=name, plants="p", case_id="c", **caught)
+
+    def twin(case_id: str) -> TwinRecord:
+        compared = {"outputs_exact": 1}
+        return TwinRecord(
+            run_id="r", case={"id": case_id}, verdict=Outcome.PASS, compared=compared, duration_ms=1
+        )
+
+    for index, name in ((1, CONTROLS[1]), (3, CONTROLS[0])):
+        again = write_shard(tmp_path / f"with-{index}", index, controls=[control(name)])
+        (again / "twin.jsonl").write_text(twin(f"twin-{4 - index}").model_dump_json() + "\n")
+    folders = [tmp_path / "with-1", shards[1], tmp_path / "with-3"]
+    assert run_command("merge", *folders, "-o", tmp_path / "whole").status == 0
+    assert [control.name for control in load_run(tmp_path / "whole").record.controls] == list(CONTROLS[:2])
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "twin.jsonl").read_text().splitlines()]
+    run_id = load_run(tmp_path / "whole").record.run_id
+    assert [(line["case"]["id"], line["run_id"]) for line in lines] == [
+        ("twin-1", run_id),
+        ("twin-3", run_id),
+    ]
+
+    failed = write_shard(
+        tmp_path / "refuted", 2, verdict=Verdict.NOT_EQUIVALENT, messages=["twin twin-2: other bytes"]
+    )
+    assert run_command("merge", folders[0], failed, folders[2], "-o", tmp_path / "refuted-whole").status == 1
+    record = load_run(tmp_path / "refuted-whole").record
+    assert (record.verdict, record.messages) == ("NOT_EQUIVALENT", ["Shard 2/3: twin twin-2: other bytes"])
 
 
 def test_missing_shards_are_listed(shards: list[Path], tmp_path: Path) -> None:
@@ -239,6 +274,13 @@ def _without_identity(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: _VOLATILE.get(name, _without_identity)(inner) for name, inner in value.items()}
+
+
+def test_option_that_names_no_shard_is_a_usage_error(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--loadproof-shard", "5/4")
+    output = process.communicate(timeout=100)[0]
+    assert process.returncode == 4
+    assert "--loadproof-shard: shard: expected i/n with 1 <= i <= n, found '5/4'" in output
 
 
 @pytest.mark.timeout(240)

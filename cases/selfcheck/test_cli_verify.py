@@ -42,7 +42,8 @@ def test_untouched_run_is_intact_as_folder_and_as_lines(run: Path) -> None:
         assert (ended.status, ended.stderr) == (0, "")
         assert "INTACT  EQUIVALENT" in ended.stdout
         assert head_of(run) in ended.stdout
-        assert "self-reported, not attested" in ended.stdout
+        assert "The head is the published one" in ended.stdout
+    assert "self-reported, not attested" in run_command("verify", run).stdout
 
 
 def test_digest_is_of_content_and_not_of_layout(run: Path) -> None:
@@ -137,6 +138,12 @@ def test_one_change_is_the_one_thing_named(
     found = complaints(run)
     assert len(found) == 1, found
     assert found[0].startswith(f"{blamed}: expected")
+
+
+def test_evidence_of_another_run_is_told_from_changed_evidence(run: Path) -> None:
+    edit(run / "evidence" / "b-memfd.json", set_in("run_id", to="another"))
+    (complaint,) = complaints(run)
+    assert complaint.endswith("expected evidence of run 20260105-101500-ab12, found evidence of run another")
 
 
 def test_older_and_newer_schema_versions_are_told_apart(run: Path) -> None:

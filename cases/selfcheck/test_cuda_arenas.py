@@ -28,9 +28,9 @@ from loadproof.harness.cache.client import CacheClient
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.daemon import DaemonJob, serving
 from loadproof.harness.errors import ArenaError, InvalidInput
+from loadproof.harness.fingerprint import fingerprint
 from loadproof.harness.matrix import layer_spec
 from loadproof.harness.spec import ProjectionKind, Scheme
-from loadproof.harness.tensor_bytes import sha256
 from loadproof.harness.witness.cuda_memory import memory_identity
 
 CUDA = ["cuda-vmm", "cuda-ipc"]
@@ -144,8 +144,9 @@ def test_daemon_and_engine_agree_through_the_protocol(
         client.probe(nonce)
         assert attached.arena.read_probe() == nonce
         assert attached.arena.allocation == ready.allocation
-        held = {e.name: sha256(attached.arena.read(e.offset, e.nbytes)) for e in attached.manifest.entries}
-        assert client.digests() == held == {e.name: e.sha256 for e in attached.manifest.entries}
+        entries = attached.manifest.entries
+        held = {e.name: fingerprint(attached.arena.read(e.offset, e.nbytes)) for e in entries}
+        assert client.digests() == held == {e.name: e.fingerprint for e in entries}
         attached.arena.close()
         client.close()
     assert driver.held()[:-1] == ([], [], [], [], [])

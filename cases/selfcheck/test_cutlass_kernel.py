@@ -102,9 +102,3 @@ def test_status_becomes_the_error_of_its_kind(status: int, error: type[Loadproof
 
     with pytest.raises(error, match=f"words for {status}"):
         kernel._require_success(Library(), status)  # type: ignore[arg-type]
-
-
-def test_sum_error_is_of_the_promoted_sum() -> None:
-    # 4 MMAs of 32 products and one running sum each, whatever K is; one float32 rounding for each 128.
-    assert kernel.CutlassKernel.sum_error(128) == 132 * 2.0**-13 + 4 * 2.0**-24
-    assert kernel.CutlassKernel.sum_error(1536 + 16) == 132 * 2.0**-13 + 16 * 2.0**-24

@@ -1,6 +1,5 @@
 """Detection power: each planted defect is caught by its own check, with its own word."""
 
-import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -13,54 +12,11 @@ from loadproof.harness import proof, runner
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import OutputUnwritable
-from loadproof.harness.matrix import layer_spec
 from loadproof.harness.outcome import Outcome
+from loadproof.harness.power import defect_case as case_for
 from loadproof.harness.proof import ProofRequest, Prover
 from loadproof.harness.record import CaseRecord
-from loadproof.harness.spec import (
-    CaseSpec,
-    ForeignSource,
-    ProjectionKind,
-    Refusal,
-    Scheme,
-    SyntheticSource,
-)
-
-OF_A_REFUSED_SCHEME = (
-    "refused-scheme-loaded",
-    "refusal-after-reading",
-    "refusal-without-a-name",
-    "daemon-reads-before-it-refuses",
-    "daemon-refuses-without-a-name",
-)
-QKV = ProjectionKind.QKV
-WIDTHS, K = (43, 17, 9), 48
-
-
-def refused_case(error: str, *names: str, every_route: bool = False, **fields: str) -> CaseSpec:
-    refusal = Refusal(error=error, names=names, every_route=every_route)
-    return dataclasses.replace(case_for("none"), refusal=refusal, **fields)
-
-
-def case_for(defect: str | None) -> CaseSpec:
-    """The case in which a defect can happen: of the scheme that has it, or of one that must be refused."""
-    scheme = Scheme.FP8_PER_CHANNEL_PER_TOKEN if defect == "channel-scales-padded-with-zero" else Scheme.FP8
-    layer = layer_spec(QKV, scheme, WIDTHS, K)
-    if defect in OF_A_REFUSED_SCHEME:
-        refused = refused_case("RefusedScheme", layer.name, "NVFP4", every_route=True)
-        return dataclasses.replace(refused, source=ForeignSource(seed=3, quant_algo="NVFP4"))
-    if defect in ("undeclared-backend-attaches", "refusal-after-attaching", "wrong-activations-on-fallback"):
-        return refused_case("RefusedKernel", layer.name, kernel="torch-scaled-mm")
-    if defect in ("key-mismatch-hidden-by-fallback", "key-mismatch-without-fields"):
-        return refused_case("KeyMismatch", "kernel:", daemon_kernel="torch-scaled-mm")
-    return CaseSpec(
-        layer=layer,
-        projection=QKV,
-        source=SyntheticSource(seed=3),
-        transport="memfd-writable",
-        m_values=(1, 2, 17),
-    )
-
+from loadproof.harness.spec import CaseSpec, ForeignSource
 
 # name -> (check, verdict), spelled out: the table in the library must agree with it.
 CAUGHT = {
@@ -78,6 +34,8 @@ CAUGHT = {
     "flipped-bit-in-padding": ("processed_exact", "PROCESSED"),
     "header-only-key": ("outputs_exact", "BYTES"),
     "store-into-shared-memory": ("contents_preserved", "MUTATED"),
+    "store-into-sealed-memory": ("outputs_exact", "CRASHED"),
+    "loss-of-the-daemon-unnoticed": ("route_witnessed", "WRONG_ROUTE"),
     "negative-zero": ("outputs_exact", "BYTES"),
     "output-scaled-by-ten-percent": ("gemm_bounded", "BOUND"),
     "weight-scale-off-by-ten-percent": ("processed_exact", "PROCESSED"),
@@ -114,10 +72,9 @@ def prove(
     defect: str | None,
     *,
     case: CaseSpec | None = None,
-    transport: str = "memfd-writable",
     spoiled: dict[str, torch.Tensor] | None = None,
 ) -> CaseRecord:
-    case = dataclasses.replace(case or case_for(defect), transport=transport)
+    case = case or case_for(defect)
     checkpoint = folder / "checkpoint"
     algo = case.source.quant_algo if isinstance(case.source, ForeignSource) else case.layer.scheme
     write_checkpoint(checkpoint, synthetic_tensors(case.layer, 3, False) | (spoiled or {}), algo)
@@ -185,7 +142,7 @@ def test_checkpoint_that_cannot_be_used_is_a_verdict_and_not_a_crash(prover: Pro
 
 
 def test_store_into_sealed_memory_crashes_and_names_the_signal(prover: Prover, tmp_path: Path) -> None:
-    record = prove(prover, tmp_path, "store-into-shared-memory", transport="memfd")
+    record = prove(prover, tmp_path, "store-into-sealed-memory")
     assert record.routes["ipc"].outcome is Outcome.CRASHED
     assert record.routes["ipc"].exit == -11
     assert "Segmentation fault" in record.routes["ipc"].stderr_tail

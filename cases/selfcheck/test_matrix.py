@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
-from loadproof.harness.matrix import BACKENDS, SMOLLM2, SYNTHETIC, Sizes, cases, every_case
+from loadproof.harness.matrix import BACKENDS, SMOLLM2, SYNTHETIC, Sizes, cases, every_case, twins
 from loadproof.harness.spec import ALIGNMENT, CaseSpec, ProjectionKind, RealSource, Scheme, SyntheticSource
 
 ALL = every_case()
@@ -91,6 +91,30 @@ def test_real_layers_are_of_all_kinds_whole_and_trimmed() -> None:
     )
 
 
+def test_every_architecture_is_a_model_under_both_schemes_tied_and_not() -> None:
+    from loadproof.harness.models import ARCHITECTURES
+
+    models = [case.model for case in cases("synthetic-models")]
+    found = {(model.source.architecture, model.scheme) for model in models}
+    assert found == set(product(ARCHITECTURES, Scheme))
+    assert {model.source.tied for model in models} == {True, False}
+    assert all(model.source.kv_heads < model.source.heads for model in models)
+    assert all(model.source.intermediate % ALIGNMENT for model in models)
+
+
+@pytest.mark.parametrize("group", ["real-models", "synthetic-models"])
+def test_models_run_on_every_kernel_and_transport_of_a_gpu_and_crosswise_on_a_cpu(group: str) -> None:
+    for device, on in BACKENDS.items():
+        models = cases(group, device=device)
+        ways = set(product(on.attaching, on.transports, Scheme))
+        found = {(case.kernel, case.transport, case.model.scheme) for case in models}
+        assert (
+            found == ways
+            if device == "cuda"
+            else {way[1:] for way in found} == set(zip(on.transports, Scheme, strict=True))
+        )
+
+
 def test_every_refusal_is_claimed_with_fallback_and_without() -> None:
     refused = [case for case in ALL if case.refusal]
     assert refused
@@ -98,3 +122,18 @@ def test_every_refusal_is_claimed_with_fallback_and_without() -> None:
     assert {case.id for case in refused if case.fallback_allowed} == {
         f"{i}-fallback-allowed" for i in without
     }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("group", LAYER_GROUPS)
+def test_every_layer_has_one_twin_that_is_no_case(group: str, device: str) -> None:
+    def layers(selected: list[CaseSpec]) -> set[object]:
+        return {(case.layer, case.source, case.kernel, case.device, case.m_values) for case in selected}
+
+    of_cases, of_twins = cases(group, device=device), twins(group, device=device)
+    assert layers(of_twins) == layers(of_cases)
+    assert len(of_twins) == len(layers(of_cases)) > 0
+    ids = {twin.id for twin in of_twins}
+    assert len(ids) == len(of_twins)
+    assert all(name.endswith("-alias") for name in ids)
+    assert not ids & {case.id for case in ALL}

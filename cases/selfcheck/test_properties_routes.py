@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import create_arena
 from loadproof.harness.cache.client import CacheClient
-from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore
+from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore, views
 from loadproof.harness.cache.server import CacheServer
 from loadproof.harness.cache.socket_path import listening
 from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.checkpoint.writer import write_checkpoint
 from loadproof.harness.checks.compare import compare
+from loadproof.harness.fingerprint import fingerprint
 from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.proof import ProofRequest, Prover
@@ -128,12 +129,12 @@ def test_tensors_reach_an_engine_through_the_arena(
         try:
             assert attached.manifest == manifest
             assert client.digests() == {
-                f"{layer.spec.name}.{name}": sha256(t)
+                f"{layer.spec.name}.{name}": fingerprint(t)
                 for layer in layers
                 for name, t in layer.tensors.items()
             }
             for layer in layers:
-                restored = restore(attached.manifest, attached.arena, layer.spec)
+                restored = restore(attached.manifest, views(attached.manifest, attached.arena), layer.spec)
                 assert restored.layout == layer.layout
                 assert_same(restored, layer, arena.allocation, manifest)
         finally:
@@ -171,7 +172,7 @@ def test_arena_maps_once_whatever_the_number_of_tensors(folder: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         attached = client.attach({}, "memfd")
         assert len(os.listdir("/proc/self/fd")) == before
-        restored = restore(attached.manifest, attached.arena, layers[0].spec)
+        restored = restore(attached.manifest, views(attached.manifest, attached.arena), layers[0].spec)
         assert {memory_identity(t)[0] for t in restored.tensors.values()} == {arena.allocation}
         attached.arena.close()
         client.close()

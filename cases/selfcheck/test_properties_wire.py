@@ -87,7 +87,7 @@ def assert_serves(daemon: tuple[Path, Serving], escaped: list[BaseException]) ->
     try:
         attached = client.attach(ready.key, "memfd")
         attached.arena.close()
-        assert client.digests() == {entry.name: entry.sha256 for entry in ready.manifest.entries}
+        assert client.digests() == {entry.name: entry.fingerprint for entry in ready.manifest.entries}
     finally:
         client.close()
     assert escaped == []

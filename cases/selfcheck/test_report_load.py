@@ -10,6 +10,7 @@ from loadproof.cases.selfcheck.test_report_samples import case_record, failing_r
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.record import Verdict
 from loadproof.reports.load import load_run
+from loadproof.reports.write import write_reports
 
 
 def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
@@ -59,3 +60,11 @@ def test_equivalent_needs_evidence(tmp_path: Path) -> None:
     run = run_of(missing=("a",), verdict=Verdict.EQUIVALENT)
     with pytest.raises(InvalidInput, match="EQUIVALENT"):
         load_run(store(run, tmp_path))
+
+
+def test_reports_are_made_from_the_lines_alone_and_lie_beside_them(tmp_path: Path) -> None:
+    run = run_of(case_record("b"), case_record("a"))
+    (tmp_path / "run.json").write_text(run.record.model_dump_json())
+    (tmp_path / "evidence.jsonl").write_text("".join(f"{case.model_dump_json()}\n" for case in run.cases))
+    write_reports(tmp_path / "evidence.jsonl")
+    assert {file.name for file in tmp_path.iterdir()} >= {"report.html", "validation.md", "junit.xml"}

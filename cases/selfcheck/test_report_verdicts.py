@@ -1,6 +1,8 @@
 """The three verdicts of a route: worked out from the record, and never better than the check's word."""
 
-from typing import Any
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,6 +11,9 @@ from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, CheckRecord
 from loadproof.harness.routes import ROUTES
 from loadproof.reports.verdicts import RouteVerdicts, route_verdicts
+
+if TYPE_CHECKING:
+    from loadproof.harness.proof import Prover
 
 PASS = Outcome.PASS
 MANIFEST = "a" * 64
@@ -33,6 +38,25 @@ def with_check(case: CaseRecord, name: str, verdict: Outcome, **evidence: Any) -
 def test_a_good_case_passes_in_all_three_on_every_route() -> None:
     found = verdicts(case_record("a"))
     assert set(found.values()) == {RouteVerdicts(PASS, PASS, PASS, PASS)}
+
+
+@pytest.mark.parametrize(("defect", "part"), [(None, None), ("store-into-shared-memory", "contents")])
+def test_what_a_real_run_records_is_what_the_verdicts_read(
+    prover: "Prover", tmp_path: Path, defect: str | None, part: str | None
+) -> None:
+    from loadproof.harness.controls import control_request
+
+    request = control_request("copied-by-value", tmp_path, "selfcheck", "selfcheck")
+    record = prover.prove(dataclasses.replace(request, defect=defect))
+    assert set(record.routes["ipc"].weights) == {"held", "after", "daemon"}
+    failing = {
+        (name, of)
+        for name, found in verdicts(record).items()
+        for of, verdict in found.parts.items()
+        if verdict is not PASS
+    }
+    assert {of for name, of in failing if name == "ipc"} == ({part} if part else set())
+    assert bool(failing) is bool(part)
 
 
 def test_nothing_recorded_is_incomplete() -> None:

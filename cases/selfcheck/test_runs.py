@@ -128,8 +128,9 @@ def test_required_gpu_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_killed_harness_leaves_no_process(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from loadproof.harness.launch import Forkserver;"
-        "server = Forkserver(); child = server.spawn('engine', Path(sys.argv[1]));"
+        "import sys, time; from pathlib import Path; from loadproof.harness import launch;"
+        "server = launch.Forkserver(); needs = launch.Needs('cpu', 'reference');"
+        "child = server._spawned(needs, Path(sys.argv[1]));"
         "print(server._server.process.pid, child.pid, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
@@ -159,6 +160,19 @@ def test_forkserver_without_its_preload_is_refused(monkeypatch: pytest.MonkeyPat
         Forkserver()
 
 
+@pytest.mark.parametrize("found", [{"threads": 2, "cuda": False}, {"threads": 1, "cuda": True}])
+def test_forkserver_that_cannot_fork_well_any_more_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, object]
+) -> None:
+    server = Forkserver()
+    try:
+        monkeypatch.setattr(launch._Server, "_receive", lambda self, timeout: {"pid": 1, **found})
+        with pytest.raises(LaunchError, match="CUDA untouched"):
+            server._spawned(launch.Needs("cpu", "reference"), tmp_path / "stderr")
+    finally:
+        server.close()
+
+
 def test_proof_leaves_no_file_descriptor_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,4 +186,6 @@ def test_proof_leaves_no_file_descriptor_and_no_folder(
         for index in range(3):
             prove(prover, tmp_path / str(index), "abort" if index == 1 else None)
         assert len(os.listdir("/proc/self/fd")) == fds
-        assert not list(tmp_path.glob("loadproof-*"))
+        # The forkserver's own folder lives as long as it does.
+        assert len(list(tmp_path.glob("loadproof-*"))) == 1
+    assert not list(tmp_path.glob("loadproof-*"))

@@ -3,10 +3,11 @@
 import os
 import reprlib
 import secrets
+import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
+from socket import MSG_PEEK, socket
 from typing import Any
 
 from ..errors import BadFrame, BadManifest, StaleEpoch, UnsafeSocket
@@ -15,7 +16,7 @@ from .key import Key, key_mismatch
 from .manifest import Manifest
 from .server import VERSION
 from .socket_path import connect
-from .wire import MAX_REPLY_BYTES, peer_pid, receive_message, send_message
+from .wire import MAX_REPLY_BYTES, decode, peer_pid, receive_message, send_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class CacheClient:
         try:
             if reply["status"] == "key_mismatch":
                 raise key_mismatch(str(self._path), self._fields(reply))
-            manifest = Manifest.from_json(reply.get("manifest"))
+            manifest = Manifest.from_json(self._manifest(reply))
             if len(fds) != 1 or reply.get("transport") != transport:
                 raise BadManifest(
                     self._path,
@@ -81,7 +82,7 @@ class CacheClient:
         self._ask({"command": "probe"}, nonce)
 
     def digests(self) -> dict[str, str]:
-        """Have the daemon hash its arena again; tensor name to sha256."""
+        """Have the daemon look at its arena again; tensor name to fingerprint."""
         digests = self._ask({"command": "digest"}).get("digests")
         if not isinstance(digests, dict) or not all(isinstance(value, str) for value in digests.values()):
             raise self._bad("a digest for each tensor", digests)
@@ -94,9 +95,20 @@ class CacheClient:
             raise self._bad("a number of attachments", count)
         return count
 
+    def lost(self) -> bool:
+        """Whether the daemon is gone: the kernel closes the connection with it, however it ended."""
+        readable, _, _ = select.select([self._connection], [], [], 0)
+        return bool(readable) and not self._connection.recv(1, MSG_PEEK)
+
     def close(self) -> None:
         """Drop the reference."""
         self._connection.close()
+
+    def _manifest(self, reply: dict[str, Any]) -> dict[str, Any]:
+        text = reply.get("manifest")
+        if not isinstance(text, str):
+            raise self._bad("a manifest", text)
+        return decode(text.encode())
 
     def _ask(self, request: dict[str, Any], nonce: bytes | None = None) -> dict[str, Any]:
         """Exchange what needs neither key nor descriptor."""

@@ -1,14 +1,19 @@
 """The manifest: which tensor lies where in the arena, and what tensors alone do not carry."""
 
+import functools
+import math
 import reprlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..errors import BadManifest
+from ..fingerprint import fingerprint
 from ..formats import Layout, ProcessedLayer, TensorLayout
 from ..model_spec import PlainTensor
 from ..spec import LayerSpec
@@ -16,8 +21,7 @@ from ..tensor_bytes import dtype_name, dtype_of, give_back_freed_memory, memory_
 from .arena import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor in the arena."""
 
     layer: str
@@ -32,6 +36,7 @@ class Entry:
     """Bytes from the start of the arena; a multiple of OFFSET_ALIGNMENT."""
     nbytes: int
     sha256: str
+    fingerprint: str
     """Of the bytes in memory order."""
 
     @property
@@ -46,21 +51,29 @@ class Manifest:
     arena_bytes: int
     probe_offset: int
     entries: tuple[Entry, ...]
-    layouts: dict[str, Layout | None]
-    """By layer name; None for a module whose tensors are served as they are."""
+    layouts: dict[str, Layout]
+    """By layer name; a module whose tensors are served as they are has none."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """In columns, so that a manifest of many tensors is read in few steps."""
+        return {
+            "arena_bytes": self.arena_bytes,
+            "probe_offset": self.probe_offset,
+            "entries": _columns(_ENTRY, self.entries),
+            "layers": list(self.layouts),
+            "layouts": _columns(_LAYOUT, self.layouts.values()),
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> "Manifest":
         """Read and check what came over the wire; raises BadManifest before anything is mapped."""
         try:
+            layouts = [Layout(*row) for row in _rows(data["layouts"], _LAYOUT)]
             manifest = cls(
                 arena_bytes=_whole(data["arena_bytes"]),
                 probe_offset=_whole(data["probe_offset"]),
-                entries=tuple(_entry(item) for item in data["entries"]),
-                layouts={name: _layout(value) for name, value in data["layouts"].items()},
+                entries=tuple(map(Entry._make, _rows(data["entries"], _ENTRY))),
+                layouts=dict(zip(_texts(data["layers"]), layouts, strict=True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _bad(
@@ -73,12 +86,16 @@ class Manifest:
         """Raise BadManifest on an empty, ambiguous, overlapping, misaligned or out-of-bounds manifest."""
         if not self.entries:
             raise _bad("manifest", "at least one tensor", "none")
-        for name, count in Counter(entry.name for entry in self.entries).items():
+        for name, count in Counter((entry.layer, entry.tensor) for entry in self.entries).items():
             if count > 1:
-                raise _bad(name, "one tensor of this name", count)
+                raise _bad(".".join(name), "one tensor of this name", count)
+        # A model has many tensors of few kinds.
+        for entry in {(e.dtype, e.shape, e.stride, e.nbytes): e for e in self.entries}.values():
+            _check_kind(entry)
         end = 0
-        for entry in sorted(self.entries, key=lambda e: e.offset):
-            _check_entry(entry)
+        for entry in sorted(self.entries, key=attrgetter("offset")):
+            if entry.offset % OFFSET_ALIGNMENT:
+                raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
             if entry.offset < end or entry.offset + entry.nbytes > self.probe_offset:
                 raise _bad(
                     entry.name,
@@ -86,12 +103,14 @@ class Manifest:
                     f"[{entry.offset}, {entry.offset + entry.nbytes})",
                 )
             end = entry.offset + entry.nbytes
+        if self.probe_offset % OFFSET_ALIGNMENT:
+            raise _bad("probe page", f"an offset in multiples of {OFFSET_ALIGNMENT}", self.probe_offset)
         if self.probe_offset + PROBE_BYTES > self.arena_bytes:
             raise _bad(
                 "probe page", f"{PROBE_BYTES} bytes before the end {self.arena_bytes}", self.probe_offset
             )
-        if {e.layer for e in self.entries} != set(self.layouts):
-            raise _bad("layouts", "one for each layer with tensors", sorted(self.layouts))
+        if not self.layouts.keys() <= {entry.layer for entry in self.entries}:
+            raise _bad("layouts", "of layers with tensors only", sorted(self.layouts))
 
 
 def _bad(where: str, expected: object, found: object) -> BadManifest:
@@ -100,61 +119,92 @@ def _bad(where: str, expected: object, found: object) -> BadManifest:
     )
 
 
+def _columns(names: Iterable[str], rows: Iterable[Any]) -> dict[str, list[Any]]:
+    rows = list(rows)
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    # Lists, as JSON will have them.
+    return {n: [list(v) if type(v) is tuple else v for v in column] for n, column in columns.items()}
+
+
 def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**48:
-        raise ValueError(f"not a size: {reprlib.repr(value)}")
-    return value
+    return _wholes([value])[0]
 
 
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ValueError(f"not a text: {reprlib.repr(value)}")
-    return value
+def _wholes(column: Any) -> list[int]:
+    if _types(column) - {int} or (column and not (min(column) >= 0 and max(column) < 2**48)):
+        raise ValueError(f"not sizes: {reprlib.repr(column)}")
+    return list(column)
 
 
-def _wholes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"not a list of sizes: {reprlib.repr(value)}")
-    return tuple(_whole(n) for n in value)
+def _texts(column: Any) -> list[str]:
+    if _types(column) - {str}:
+        raise ValueError(f"not texts: {reprlib.repr(column)}")
+    return list(column)
 
 
-def _layout(data: dict[str, Any] | None) -> Layout | None:
-    if data is None:
-        return None
-    layout = Layout(**data)
-    if type(layout.transposed) is not bool:
-        raise ValueError(f"not true or false: {reprlib.repr(layout.transposed)}")
-    _wholes([layout.logical_width, layout.padded_width, layout.logical_k, layout.padded_k])
-    return layout
+def _tuples(column: Any) -> list[tuple[int, ...]]:
+    if _types(column) - {list}:
+        raise ValueError(f"not lists of sizes: {reprlib.repr(column)}")
+    _wholes(list(chain.from_iterable(column)))
+    return list(map(tuple, column))
 
 
-def _entry(data: dict[str, Any]) -> Entry:
-    return Entry(
-        layer=_text(data["layer"]),
-        tensor=_text(data["tensor"]),
-        dtype=_text(data["dtype"]),
-        shape=_wholes(data["shape"]),
-        stride=_wholes(data["stride"]),
-        offset=_whole(data["offset"]),
-        nbytes=_whole(data["nbytes"]),
-        sha256=_text(data["sha256"]),
-    )
+def _flags(column: Any) -> list[bool]:
+    if _types(column) - {bool}:
+        raise ValueError(f"neither true nor false: {reprlib.repr(column)}")
+    return list(column)
 
 
-def _check_entry(entry: Entry) -> None:
+def _types(column: Any) -> set[type]:
+    if type(column) is not list:
+        raise ValueError(f"not a list: {reprlib.repr(column)}")
+    return set(map(type, column))
+
+
+_ENTRY: dict[str, Callable[[Any], list[Any]]] = {
+    "layer": _texts,
+    "tensor": _texts,
+    "dtype": _texts,
+    "shape": _tuples,
+    "stride": _tuples,
+    "offset": _wholes,
+    "nbytes": _wholes,
+    "sha256": _texts,
+    "fingerprint": _texts,
+}
+_LAYOUT: dict[str, Callable[[Any], list[Any]]] = {
+    "logical_width": _wholes,
+    "padded_width": _wholes,
+    "logical_k": _wholes,
+    "padded_k": _wholes,
+    "transposed": _flags,
+}
+"""What a column of each field must hold, in the order of the fields."""
+
+
+def _rows(columns: Any, checks: Mapping[str, Callable[[Any], list[Any]]]) -> list[tuple[Any, ...]]:
+    wrong = columns.keys() ^ checks.keys()
+    if wrong:
+        raise ValueError(f"missing or unknown: {reprlib.repr(sorted(wrong))}")
+    return list(zip(*(check(columns[name]) for name, check in checks.items()), strict=True))
+
+
+def _check_kind(entry: Entry) -> None:
+    """What does not depend on where it lies."""
     try:
-        itemsize = dtype_of(entry.dtype).itemsize
+        itemsize = _itemsize(entry.dtype)
     except KeyError:
         raise _bad(entry.name, "a torch dtype", entry.dtype) from None
-    elements = 1
-    for size in entry.shape:
-        elements *= size
+    elements = math.prod(entry.shape)
     if elements * itemsize != entry.nbytes or len(entry.shape) != len(entry.stride):
         raise _bad(entry.name, f"{elements * itemsize} bytes for {entry.shape}", entry.nbytes)
     if elements and not _is_dense(entry):
         raise _bad(entry.name, "strides that cover its bytes once", entry.stride)
-    if entry.offset % OFFSET_ALIGNMENT:
-        raise _bad(entry.name, f"an offset in multiples of {OFFSET_ALIGNMENT}", entry.offset)
+
+
+@functools.cache
+def _itemsize(dtype: str) -> int:
+    return dtype_of(dtype).itemsize
 
 
 def _is_dense(entry: Entry) -> bool:
@@ -213,9 +263,10 @@ def fill(arena: Arena, placement: Placement, layers: Iterable[Served]) -> Manife
         BadManifest: a tensor is not as it was placed, or one is missing.
     """
     entries: list[Entry] = []
-    layouts: dict[str, Layout | None] = {}
+    layouts: dict[str, Layout] = {}
     for layer in layers:
-        layouts[layer.name] = layer.layout
+        if layer.layout is not None:
+            layouts[layer.name] = layer.layout
         entries += [_written(arena, placement, layer.name, *item) for item in layer.tensors.items()]
         del layer
         give_back_freed_memory()
@@ -242,40 +293,53 @@ def _written(arena: Arena, placement: Placement, layer: str, name: str, tensor: 
         offset=placement.offsets[full],
         nbytes=found.nbytes,
         sha256=sha256(tensor),
+        fingerprint=fingerprint(tensor),
     )
 
 
-def restore(manifest: Manifest, attachment: Attachment, layer: LayerSpec) -> ProcessedLayer:
-    """The processed layer as views of the daemon's memory, with its layout; nothing is copied.
+Views = dict[str, dict[str, torch.Tensor]]
+"""By layer, and by the tensor's name in it."""
+
+
+def views(manifest: Manifest, attachment: Attachment) -> Views:
+    """Every tensor of the manifest, over the daemon's memory; nothing is copied."""
+    whole = attachment.read(0, manifest.probe_offset)
+    typed = {dtype: whole.view(dtype_of(dtype)) for dtype in {entry.dtype for entry in manifest.entries}}
+    held: Views = defaultdict(dict)
+    for entry in manifest.entries:
+        start = entry.offset // _itemsize(entry.dtype)
+        held[entry.layer][entry.tensor] = typed[entry.dtype].as_strided(entry.shape, entry.stride, start)
+    return held
+
+
+def restore(manifest: Manifest, held: Views, layer: LayerSpec) -> ProcessedLayer:
+    """The processed layer of these views, with its layout.
 
     Raises:
         BadManifest: the daemon does not hold this layer.
     """
     layout = manifest.layouts.get(layer.name)
     if layout is None:
-        held = sorted(name for name, layout in manifest.layouts.items() if layout is not None)
-        raise _bad(layer.name, f"a layer that the daemon holds ({', '.join(held)})", "absent")
-    tensors = {e.tensor: _view(e, attachment) for e in manifest.entries if e.layer == layer.name}
-    return ProcessedLayer(spec=layer, layout=layout, tensors=tensors)
+        processed = ", ".join(sorted(manifest.layouts))
+        raise _bad(layer.name, f"a layer that the daemon holds ({processed})", "absent")
+    return ProcessedLayer(spec=layer, layout=layout, tensors=held[layer.name])
 
 
-def restore_plain(
-    manifest: Manifest, attachment: Attachment, wanted: Sequence[PlainTensor]
-) -> dict[str, torch.Tensor]:
-    """By name, the tensors that are served as they are, as views of the daemon's memory.
+def restore_plain(manifest: Manifest, held: Views, wanted: Sequence[PlainTensor]) -> dict[str, torch.Tensor]:
+    """By name, the tensors that are served as they are, of these views.
 
     Raises:
         BadManifest: the daemon does not hold one, or holds it in another dtype or shape.
     """
-    entries = {entry.name: entry for entry in manifest.entries if manifest.layouts[entry.layer] is None}
+    served = {
+        f"{module}.{name}": tensor
+        for module, tensors in held.items()
+        if module not in manifest.layouts
+        for name, tensor in tensors.items()
+    }
     for plain in wanted:
-        entry = entries.get(plain.name)
-        found = None if entry is None else (entry.dtype, entry.shape)
+        tensor = served.get(plain.name)
+        found = None if tensor is None else (dtype_name(tensor.dtype), tuple(tensor.shape))
         if found != (plain.dtype, plain.shape):
             raise _bad(plain.name, f"{plain.dtype} {list(plain.shape)}", found or "absent")
-    return {plain.name: _view(entries[plain.name], attachment) for plain in wanted}
-
-
-def _view(entry: Entry, attachment: Attachment) -> torch.Tensor:
-    typed = attachment.read(entry.offset, entry.nbytes).view(dtype_of(entry.dtype))
-    return typed.as_strided(entry.shape, entry.stride)
+    return {plain.name: served[plain.name] for plain in wanted}

@@ -4,6 +4,7 @@ When an engine dies, by whatever signal, the kernel closes its connection and no
 Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonce), `digest` (hashes again).
 """
 
+import json
 import os
 import re
 import reprlib
@@ -14,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import BadFrame, LoadproofError, UnsafeSocket
-from ..tensor_bytes import sha256
+from ..fingerprint import fingerprint
 from .arena import PROBE_BYTES, Arena
 from .key import Key, differing_fields
 from .manifest import Manifest
@@ -37,6 +38,8 @@ class CacheServer:
         self._listener = listener
         self._arena = arena
         self._manifest = manifest
+        # Written out once: it is the same for every engine.
+        self._described = json.dumps(manifest.to_json())
         self._key = key
         self._transport = transport
         self._epoch = os.urandom(8).hex()
@@ -145,10 +148,10 @@ class CacheServer:
             return answer | {"status": "key_mismatch", "fields": fields}, None
         with self._lock:
             self._attachments += 1
-        return answer | {"transport": self._transport, "manifest": self._manifest.to_json()}, self._arena.fd
+        return answer | {"transport": self._transport, "manifest": self._described}, self._arena.fd
 
     def _digests(self) -> dict[str, str]:
-        return {e.name: sha256(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
+        return {e.name: fingerprint(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}
 
 
 def _bad_request(expected: str, found: object) -> BadFrame:

@@ -153,12 +153,12 @@ def _exact(seen: CaseObservation, route: RouteObservation, m: int) -> tuple[Doub
     codes = route.result(f"activation.{m}").view(torch.uint8).numpy()
     weight = route.result("processed.weight").numpy().reshape(layer.padded_width, layer.padded_k)
     a, b = np.rint(DECODED[codes] * 512), np.rint(DECODED[weight] * 512)
-    total, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
+    total, off = a @ b.T, seen.kernel.sum_error(a, b)
     scale_a = route.result(f"activation_scale.{m}").numpy().astype(np.float64)
     scale_b = _checkpoint_scale(seen)
     scales = 2.0**-18 * (scale_a * scale_b)
     exact = total[:, : layer.logical_width] * scales
-    uncertain = magnitude[:, : layer.logical_width] * scales * seen.kernel.sum_error(layer.logical_k)
+    uncertain = off[:, : layer.logical_width] * scales
     if layer.bias:
         out_dtype = dtype_of(layer.out_dtype)
         bias = [p.bias.to(out_dtype).double().numpy() for p in seen.projections if p.bias is not None]

@@ -81,9 +81,13 @@ def _require_probe(route: RouteObservation, tally: Tally) -> None:
 
 def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
     """Shared bytes are the manifest's before and after each run, seen by engine and daemon."""
-    manifest = {t.name: t.sha256 for t in seen.daemon.tensors}
+    manifest = {t.name: t.fingerprint for t in seen.daemon.tensors}
+    hashes = {t.name: t.sha256 for t in seen.daemon.tensors}
     for route in seen.in_order():
-        before = {t["name"]: t["sha256"] for t in route.said("tensors")}
+        before = {t["name"]: t["fingerprint"] for t in route.said("tensors")}
+        if route.route.shares:
+            hashed = {t["name"]: t["sha256"] for t in route.said("tensors")}
+            _require_unchanged(route, "the engine, by sha256,", hashes, hashed, tally)
         expected = manifest if route.route.shares else before
         tally.require(bool(expected), Outcome.INCOMPLETE, f"Route {route.route.name} lists no tensor.")
         views = {"the engine, after its run": route.said("tensors_after")}
@@ -93,11 +97,17 @@ def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
                 "the daemon, afterwards": route.daemon_digests or {},
             }
         for viewer, digests in views.items():
-            changed = sorted(n for n in expected.keys() | digests.keys() if expected.get(n) != digests.get(n))
-            detail = f"Route {route.route.name}: {viewer} sees other bytes than the manifest names."
-            tally.require(not changed, Outcome.MUTATED, detail, route=route.route.name, tensors=changed)
+            _require_unchanged(route, viewer, expected, digests, tally)
             tally.count("digests", len(digests))
     return "No byte of any weight changed, in the daemon or in any engine."
+
+
+def _require_unchanged(
+    route: RouteObservation, viewer: str, expected: dict[str, str], found: dict[str, str], tally: Tally
+) -> None:
+    changed = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+    detail = f"Route {route.route.name}: {viewer} sees other bytes than the manifest names."
+    tally.require(not changed, Outcome.MUTATED, detail, route=route.route.name, tensors=changed)
 
 
 def layout_restored(seen: CaseObservation, tally: Tally) -> str:
@@ -119,8 +129,10 @@ def _require_layout(
     weight, k, n = tensors[f"{layer.name}.weight"], layer.padded_k, layer.padded_width
     shape = (weight["shape"], weight["stride"])
     detail = f"The weight of {layer.name} on route {route} is not column-major [K, N]."
-    due = ([k, n], [1, k])
-    tally.require(shape == due, Outcome.LAYOUT, detail, route=route, expected=due, found=shape)
+    expected_shape = ([k, n], [1, k])
+    tally.require(
+        shape == expected_shape, Outcome.LAYOUT, detail, route=route, expected=expected_shape, found=shape
+    )
     scale = tensors[f"{layer.name}.weight_scale"]["shape"]
     detail = f"The weight scale of {layer.name} on route {route} has another shape."
     tally.require(scale in ([], [n]), Outcome.LAYOUT, detail, route=route, found=scale)

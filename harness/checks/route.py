@@ -1,8 +1,11 @@
 """route_witnessed, kernel_witnessed: which way was taken, and by what."""
 
+import signal
+
 from ..kernels.symbols import backends_of
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
+from ..routes import ROUTES
 from .verdict import Tally
 
 
@@ -25,11 +28,23 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
             detail = f"On route {name} the daemon did not hand out its memory exactly once."
             once = route.attachments == 1
             tally.require(once, Outcome.WRONG_ROUTE, detail, route=name, found=route.attachments)
+            _require_loss(seen, route, tally)
         else:
             alone = mapped == 0 and pid is None
             detail = f"Route {name} mapped a daemon's memory."
             tally.require(alone, Outcome.WRONG_ROUTE, detail, route=name, daemon_pid=pid)
     return "Each route took its own way: disk, fallback, attach, attach."
+
+
+def _require_loss(seen: CaseObservation, route: RouteObservation, tally: Tally) -> None:
+    """The engine tells a daemon that was killed under it from one that lives, and so does its exit status."""
+    killed, lost = seen.case.daemon_killed and route.route is ROUTES[-1], route.said("daemon_lost")
+    detail = f"On route {route.route.name} the daemon {'was' if killed else 'was not'} killed, and"
+    detail += f" the engine says that it {'is' if lost else 'is not'} lost."
+    tally.require(lost is killed, Outcome.WRONG_ROUTE, detail, route=route.route.name, found=lost)
+    gone = not killed or seen.daemon.exit == -signal.SIGKILL
+    detail = f"The daemon was to be killed on route {route.route.name}, and ended otherwise."
+    tally.require(gone, Outcome.INCOMPLETE, detail, route=route.route.name, found=seen.daemon.exit)
 
 
 def _require_files(route: RouteObservation, tally: Tally) -> None:

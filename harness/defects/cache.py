@@ -1,6 +1,5 @@
 """Planted in the way that weights take: copies, hidden reads, a key that covers too little, stores."""
 
-import ctypes
 import dataclasses
 import mmap
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from ..formats import ProcessedLayer
 from ..formats.e4m3 import E4M3
 from ..layers import FusedFp8Linear
 from ..outcome import Outcome
-from ..witness.memory import memory_identity
-from .registry import defect, edit_attached, edit_processed, replace, with_tensors
+from .registry import defect, edit_attached, edit_processed, is_attached, replace, with_tensors
 
 
 @defect("pointers_shared", Outcome.NOT_SHARED)
@@ -41,7 +39,7 @@ def rebound_after_attaching(process: str, loader: str) -> None:
 
     def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         held = layer.processed.tensors
-        if "memfd" in memory_identity(held["weight"])[0]:
+        if is_attached(held["weight"]):
             held["weight"] = held["weight"].t().clone().t()
         return original(layer, inputs)
 
@@ -88,7 +86,7 @@ def disk_instead_of_attach(process: str, loader: str) -> None:
             loaded = original(*arguments, **named)
             if loaded.route_taken != "attach":
                 return loaded
-            read = loaders.load_from_disk(arguments[0], arguments[1])
+            read = loaders.load_from_disk(arguments[0], arguments[1], device=arguments[3].device)
             return dataclasses.replace(loaded, layers=read.layers)
 
         replace(engine, "load_from_cache", load)
@@ -114,20 +112,36 @@ def _other_values(weight: torch.Tensor) -> torch.Tensor:
 
 @defect("contents_preserved", Outcome.MUTATED)
 def store_into_shared_memory(process: str, loader: str) -> None:
-    """The engine stores one byte into the daemon's memory after its run (CRASHED where it is read-only)."""
-    if process != "engine" or loader != "cache":
-        return
+    """The engine stores one byte into the daemon's memory, after its run."""
+    if process == "engine" and loader == "cache":
+        _store_after_the_run()
+
+
+@defect("outputs_exact", Outcome.CRASHED, sealed=True)
+def store_into_sealed_memory(process: str, loader: str) -> None:
+    """As above, where the memory is read-only: the store is refused, and ends the engine."""
+    if process == "engine" and loader == "cache":
+        _store_after_the_run()
+
+
+def _store_after_the_run() -> None:
     original = engine.run_layer
 
     def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         results = original(layer, inputs)
         weight = layer.processed.tensors["weight"]
-        if "memfd" in memory_identity(weight)[0]:
-            byte = ctypes.c_ubyte.from_address(weight.data_ptr())
-            byte.value ^= 1
+        if is_attached(weight):
+            weight.t().view(torch.uint8)[0, 0].bitwise_xor_(1)
         return results
 
     replace(engine, "run_layer", run)
+
+
+@defect("route_witnessed", Outcome.WRONG_ROUTE)
+def loss_of_the_daemon_unnoticed(process: str, loader: str) -> None:
+    """The engine takes a daemon that was killed for one that lives."""
+    if process == "engine":
+        replace(CacheClient, "lost", lambda self: False)
 
 
 @defect("route_witnessed", Outcome.WRONG_ROUTE)

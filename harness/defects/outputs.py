@@ -5,11 +5,12 @@ from collections.abc import Callable
 import torch
 
 from .. import engine
-from ..kernels.reference import ReferenceKernel
+from ..formats.e4m3 import E4M3
+from ..kernels import Kernel, make_kernel
+from ..kernels.torch_scaled_mm import TorchScaledMm
 from ..layers import FusedFp8Linear
 from ..outcome import Outcome
-from ..witness.maps import memory_identity
-from .registry import defect, replace
+from .registry import defect, is_attached, replace
 
 
 @defect("outputs_exact", Outcome.BYTES)
@@ -27,8 +28,8 @@ def output_scaled_by_ten_percent(process: str, loader: str) -> None:
 
 
 def _edit_outputs(edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    original = ReferenceKernel.scaled_mm
-    replace(ReferenceKernel, "scaled_mm", lambda *arguments: edit(original(*arguments)))
+    original = FusedFp8Linear.multiply
+    replace(FusedFp8Linear, "multiply", lambda *arguments: edit(original(*arguments)))
 
 
 @defect("activation_exact", Outcome.BYTES)
@@ -46,9 +47,17 @@ def activation_scale_off_by_one_ulp(process: str, loader: str) -> None:
 
 @defect("kernel_witnessed", Outcome.WRONG_KERNEL)
 def another_kernel(process: str, loader: str) -> None:
-    """The attached engine runs another kernel that happens to give the same bytes."""
+    """The attached engine runs another kernel under the name and the key of its own."""
+
+    def make_impostor(name: str) -> Kernel:
+        impostor = TorchScaledMm()
+        replace(impostor, "name", name)
+        replace(impostor, "accepts_preprocessed", True)
+        replace(impostor, "build_id", make_kernel(name).build_id)
+        return impostor
+
     if process == "engine" and loader == "cache":
-        replace(ReferenceKernel, "_note", lambda self, name: self.launched.append("some_other_gemm"))
+        replace(engine, "make_kernel", make_impostor)
 
 
 @defect("gemm_bounded", Outcome.DTYPE)
@@ -71,7 +80,7 @@ def wrong_activations_on_fallback(process: str, loader: str) -> None:
     original = engine.run_layer
 
     def run(layer: FusedFp8Linear, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        private = "memfd" not in memory_identity(layer.processed.tensors["weight"])[0]
+        private = not is_attached(layer.processed.tensors["weight"])
         return original(layer, {n: -x for n, x in inputs.items()} if private else inputs)
 
     if process == "engine" and loader == "cache":
@@ -81,11 +90,14 @@ def wrong_activations_on_fallback(process: str, loader: str) -> None:
 @defect("kernel_witnessed", Outcome.WRONG_KERNEL)
 def a_second_kernel(process: str, loader: str) -> None:
     """The attached engine runs another kernel beside its own."""
-    original = ReferenceKernel._note
+    original = FusedFp8Linear.multiply
 
-    def note(self: ReferenceKernel, kernel: str) -> None:
-        original(self, kernel)
-        original(self, "some_other_gemm")
+    def multiply(self: FusedFp8Linear, quantized: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        other, one = TorchScaledMm(), torch.ones((), device=quantized.device)
+        square = torch.ones(16, 16, device=quantized.device).to(E4M3)
+        other.scaled_mm(square, square.t(), one, one, None, torch.bfloat16)
+        self.kernel.launched += other.launched
+        return original(self, quantized, scale)
 
     if process == "engine" and loader == "cache":
-        replace(ReferenceKernel, "_note", note)
+        replace(FusedFp8Linear, "multiply", multiply)

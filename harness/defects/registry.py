@@ -11,6 +11,7 @@ from .. import loaders
 from ..cache import manifest
 from ..formats import FORMATS, ProcessedLayer
 from ..outcome import Outcome
+from ..witness.memory import memory_identity
 
 Edit = Callable[[ProcessedLayer], ProcessedLayer]
 Plant = Callable[[str, str], None]
@@ -25,19 +26,26 @@ class Defect:
     """The check that must not pass."""
     verdict: Outcome
     """The word that this check must say."""
+    sealed: bool
+    """Whether it takes memory that engines cannot write to."""
     plant: Plant
     """Called with the kind of process (`daemon`, `engine`) and, in engines, the loader."""
 
 
 DEFECTS: dict[str, Defect] = {}
+"""Of single layers, and of what layers and models have in common."""
+MODEL_DEFECTS: dict[str, Defect] = {}
+"""Of whole models."""
 
 
-def defect(caught_by: str, verdict: Outcome) -> Callable[[Plant], Plant]:
-    """Enter a function into DEFECTS, under its own name."""
+def defect(
+    caught_by: str, verdict: Outcome, table: dict[str, Defect] = DEFECTS, *, sealed: bool = False
+) -> Callable[[Plant], Plant]:
+    """Enter a function into a table, under its own name."""
 
     def register(function: Plant) -> Plant:
         name = function.__name__.replace("_", "-")
-        DEFECTS[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, plant=function)
+        table[name] = Defect(name=name, caught_by=caught_by, verdict=verdict, sealed=sealed, plant=function)
         return function
 
     return register
@@ -58,6 +66,11 @@ def edit_processed(edit: Edit) -> None:
 
 def replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
+
+
+def is_attached(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a daemon's memory."""
+    return not memory_identity(tensor)[0].startswith("private:")
 
 
 def with_tensors(layer: ProcessedLayer, **tensors: torch.Tensor) -> ProcessedLayer:

@@ -11,7 +11,7 @@ from ..checkpoint.layers import ProjectionTensors
 from ..spec import LayerSpec, Scheme
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """What the tensors alone do not say, and an attached engine must restore."""
 

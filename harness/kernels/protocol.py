@@ -4,6 +4,8 @@ from typing import Protocol
 
 import torch
 
+from .accumulation import Doubles
+
 
 class Launches:
     """The names of the kernels that a backend says it ran, in order of first use."""
@@ -26,8 +28,8 @@ class Kernel(Protocol):
     """Names of the kernels that ran in this process, in order of first use."""
 
     @staticmethod
-    def sum_error(k: int) -> float:
-        """Largest error of a sum of `k` products, relative to the sum of their magnitudes; 0: exact."""
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
+        """How far each sum may be off the exact one: float64 [M, N], from A as [M, K] and B as [N, K]."""
 
     def build_id(self) -> str:
         """Identifies the code that runs; part of the cache key."""

@@ -6,10 +6,11 @@ weights which another process laid out; so it does not declare support for them.
 
 import hashlib
 
+import numpy as np
 import torch
 
 from ..errors import KernelContractError
-from .accumulation import EPILOGUE_ROUNDINGS, FLOAT32_ROUNDING, promoted_sum_error
+from .accumulation import Doubles, float32_error, promoted_error
 from .contract import check_operands
 from .protocol import Launches
 
@@ -21,15 +22,14 @@ class TorchScaledMm(Launches):
     accepts_preprocessed = False
 
     @staticmethod
-    def sum_error(k: int) -> float:
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
         """See `Kernel.sum_error`; of a torch for CUDA, the larger of a CPU's and a GPU's.
 
-        A CPU: one float32 rounding a term in any order, and three for the scales and the bias. A GPU:
         cuBLASLt is asked for no fast accumulation; that it promotes as often as CUTLASS is not documented,
-        and is to be confirmed by measurement (cases/gpu/test_kernels.py).
+        but measured (cases/gpu/test_accumulation.py).
         """
-        on_cpu = (k + EPILOGUE_ROUNDINGS) * FLOAT32_ROUNDING
-        return on_cpu if torch.version.cuda is None else max(on_cpu, promoted_sum_error(k))
+        on_cpu = float32_error(a, b)
+        return on_cpu if torch.version.cuda is None else np.maximum(on_cpu, promoted_error(a, b))
 
     def build_id(self) -> str:
         """Hash of the torch build."""

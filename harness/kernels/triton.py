@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from ..errors import KernelBuildError
-from .accumulation import K_PER_PROMOTION, promoted_sum_error
+from .accumulation import K_PER_PROMOTION, Doubles, promoted_error
 from .contract import check_gpu_call, check_operands
 from .protocol import Launches
 
@@ -24,9 +24,9 @@ class TritonKernel(Launches):
     accepts_preprocessed = False
 
     @staticmethod
-    def sum_error(k: int) -> float:
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
         """See `Kernel.sum_error`: the source adds block by block, and Triton 3.6 keeps it so for sm_90."""
-        return promoted_sum_error(k)
+        return promoted_error(a, b)
 
     def build_id(self) -> str:
         """Hash of the kernel's source and of the Triton that compiles it; "none" where there is no Triton."""

@@ -7,7 +7,8 @@ import torch
 import transformers
 from torch import nn
 
-from ..errors import WrongTensor
+from ..checkpoint.config import CONFIG
+from ..errors import ConfigError, WrongTensor
 from ..formats import ProcessedLayer
 from ..kernels import Kernel
 from ..layers import FusedFp8Linear
@@ -21,7 +22,23 @@ REMEDY = "Export the checkpoint again: files and config.json must be of one mode
 
 
 def skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreTrainedModel:
-    """The model that `config.json` describes, in evaluation mode; all tensors on the meta device."""
+    """The model that `config.json` describes, in evaluation mode; all tensors on the meta device.
+
+    Raises:
+        ConfigError: transformers makes no model of it.
+    """
+    try:
+        return _skeleton(checkpoint, architecture)
+    except Exception as error:  # of a config that is wrong in any way, transformers raises any
+        raise ConfigError(
+            checkpoint / CONFIG,
+            expected=f"the config of a {architecture.causal_lm} for transformers {transformers.__version__}",
+            found=f"{type(error).__name__}: {error}"[:300],
+            remedy="Copy config.json from the export as it was made, or install another transformers.",
+        ) from error
+
+
+def _skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreTrainedModel:
     config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     # What is quantised is decided here, not by transformers.
     config.__dict__.pop("quantization_config", None)

@@ -5,18 +5,20 @@ from pathlib import Path
 import torch
 
 
-def memory_in_use(device: str) -> dict[str, int]:
-    """Bytes in use.
+def memory_in_use(moment: str, device: str) -> dict[str, int]:
+    """Bytes in use, by `<moment>: <what>`.
 
     Returns:
-        On a GPU `device_used`, by all processes together, and `own_tensors`, by this one's own, which an
-        attachment is not. On a CPU `own` and `shared` of this process; an attachment is shared.
+        On a GPU `all processes` and `own tensors`, of which an attachment is none. On a CPU, of this process,
+        `own` and `shared`; an attachment is shared.
     """
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        return {"device_used": total - free, "own_tensors": torch.cuda.memory_allocated()}
+        own = torch.cuda.memory_allocated()
+        return {f"{moment}: all processes": total - free, f"{moment}: own tensors": own}
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {"own": _bytes(status["RssAnon"]), "shared": _bytes(status["RssShmem"])}
+    own, shared = _bytes(status["RssAnon"]), _bytes(status["RssShmem"])
+    return {f"{moment}: own": own, f"{moment}: shared": shared}
 
 
 def _bytes(field: str) -> int:

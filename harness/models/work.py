@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch.utils import deterministic
 
 from ..kernels import Kernel
@@ -32,7 +33,7 @@ class ModelWork:
     ) -> None:
         """Build the model of the loaded tensors; raises WrongTensor."""
         self._flags = make_deterministic()
-        self._memory = {"loaded": memory_in_use(device)}
+        self._memory = memory_in_use("loaded", device)
         architecture = ARCHITECTURES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]]
         self._model, self._groups = build(
             checkpoint, architecture, loaded.layers, loaded.plain, kernel, device
@@ -51,14 +52,20 @@ class ModelWork:
     def run(self) -> dict[str, torch.Tensor]:
         """See `generate`, and `description`: uint8, JSON of `describe_model` after the run."""
         results = generate(self._model, self._prompts, self._new_tokens, self._points)
-        self._memory["ran"] = memory_in_use(self._device)
+        self._memory |= memory_in_use("ran", self._device)
         text = json.dumps(describe_model(self._model)).encode()
         return results | {"description": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def observed(self) -> dict[str, Any]:
         """GEMMs of each fused layer, the flags that decide bytes, and memory in use (information)."""
         gemms = {group.linear.processed.name: group.gemms for group in self._groups}
-        return {"gemms": gemms, "flags": self._flags, "memory": self._memory}
+        return {"gemms": gemms, "flags": self._flags, "memory_bytes": self._memory}
+
+
+def preload() -> None:
+    """Import what building a model imports, which takes seconds: once, before engines are forked."""
+    for architecture in ARCHITECTURES.values():
+        getattr(transformers, architecture.causal_lm)
 
 
 def make_deterministic() -> dict[str, str]:

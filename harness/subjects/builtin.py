@@ -4,8 +4,7 @@ from pathlib import Path
 
 from ..daemon import DaemonJob
 from ..engine import EngineJob
-from ..forkserver import MODEL_ENGINE
-from ..launch import Child, Forkserver
+from ..launch import Child, Forkserver, Needs
 
 
 class BuiltinSubject:
@@ -18,12 +17,9 @@ class BuiltinSubject:
 
     def start_daemon(self, job: DaemonJob, stderr: Path) -> Child:
         """Start a daemon life and hand it its job."""
-        child = self._forkserver.spawn("daemon", stderr)
-        child.channel.send(job.to_json())
-        return child
+        return self._forkserver.start("daemon", job.to_json(), Needs(job.device, job.kernel), stderr)
 
     def start_engine(self, job: EngineJob, stderr: Path) -> Child:
         """Start an engine life and hand it its job."""
-        child = self._forkserver.spawn(MODEL_ENGINE if job.new_tokens else "engine", stderr)
-        child.channel.send(job.to_json())
-        return child
+        needs = Needs(job.device, job.kernel, transformers=bool(job.new_tokens))
+        return self._forkserver.start("engine", job.to_json(), needs, stderr)

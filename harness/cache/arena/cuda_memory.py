@@ -111,12 +111,13 @@ class CudaAttachment:
             self.nbytes = memory.nbytes
             self.probe_offset = probe_offset
             self._memory = memory
+            self._whole = memory.tensor(0, memory.nbytes)
             self._mapped = mapped.pop_all()
         ATTACHED.append(self)
 
     def read(self, offset: int, nbytes: int) -> torch.Tensor:
         """uint8 [nbytes] over the daemon's memory itself."""
-        return self._memory.tensor(offset, nbytes)
+        return self._whole.narrow(0, offset, nbytes)
 
     def read_probe(self) -> bytes:
         """What the probe page holds now, through this mapping."""

@@ -1,16 +1,18 @@
-"""The CUTLASS backend: sm_90a, sums in float32, scales and bias in the epilogue.
+"""The CUTLASS backend: sm_90a, fast accumulation, scales and bias in the epilogue.
 
 In float32, per element: `scale_a * (scale_b * sum) + bias`, the last product and the bias in one fused step,
 then one rounding to the output dtype: vLLM's order.
 """
 
 import ctypes
+import functools
 import hashlib
+from pathlib import Path
 
 import torch
 
 from ...errors import KernelContractError, KernelLaunchError
-from ..accumulation import promoted_sum_error
+from ..accumulation import Doubles, fast_error
 from ..contract import check_gpu_call, check_operands
 from ..protocol import Launches
 from . import abi
@@ -30,13 +32,13 @@ class CutlassKernel(Launches):
         self._loaded: dict[str, ctypes.CDLL] = {}
 
     @staticmethod
-    def sum_error(k: int) -> float:
-        """See `Kernel.sum_error`: the collectives promote (no fast accumulation)."""
-        return promoted_sum_error(k)
+    def sum_error(a: Doubles, b: Doubles) -> Doubles:
+        """See `Kernel.sum_error`: gemm.cuh asks for fast accumulation."""
+        return fast_error(a, b)
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; builds it if need be, which takes no GPU."""
-        return hashlib.sha256(library().read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(_library_file("sm_90a").read_bytes()).hexdigest()[:16]
 
     def scaled_mm(
         self,
@@ -97,8 +99,14 @@ class CutlassKernel(Launches):
         # The `a` variant: wgmma and its kind belong to one compute capability each.
         architecture = f"sm_{major}{minor}a"
         if architecture not in self._loaded:
-            self._loaded[architecture] = abi.load(library(architecture))
+            self._loaded[architecture] = abi.load(_library_file(architecture))
         return self._loaded[architecture]
+
+
+@functools.cache
+def _library_file(architecture: str) -> Path:
+    """See `library`. Asked once in a process and those that it forks: reading all headers takes 0.1 s."""
+    return library(architecture)
 
 
 def _require_success(code: ctypes.CDLL, status: int) -> None:

@@ -1,0 +1,78 @@
+"""Processes from the forkserver: their output, and the spare one that starts CUDA ahead of its job.
+
+The spare is tried without a GPU: there it finds no CUDA, and waits for its job all the same.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadproof.harness.launch import Child, Forkserver, Needs
+
+CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
+
+
+@pytest.fixture
+def forkserver() -> Iterator[Forkserver]:
+    server = Forkserver()
+    yield server
+    server.close()
+
+
+def start(forkserver: Forkserver, needs: Needs, stderr: Path) -> Child:
+    """An engine whose job lacks everything: it says so on its stderr, and ends with status 1."""
+    return forkserver.start("engine", {"defect": None}, needs, stderr)
+
+
+def spare(forkserver: Forkserver) -> Child:
+    assert forkserver._spare is not None
+    return forkserver._spare[1]
+
+
+def test_output_of_a_failed_process_is_in_its_file(forkserver: Forkserver, tmp_path: Path) -> None:
+    for needs in (CPU, CUDA, CUDA):
+        stderr = tmp_path / f"{needs.device}.stderr"
+        child = start(forkserver, needs, stderr)
+        assert child.wait(30) == 1
+        assert "KeyError" in child.stderr_tail()
+        assert "KeyError" in stderr.read_text()
+
+
+def test_next_process_on_a_gpu_is_the_spare(forkserver: Forkserver, tmp_path: Path) -> None:
+    first = start(forkserver, CUDA, tmp_path / "first")
+    waiting = spare(forkserver)
+    assert waiting.pid != first.pid
+    second = start(forkserver, CUDA, tmp_path / "second")
+    assert second.pid == waiting.pid
+    assert spare(forkserver).pid not in (first.pid, second.pid)
+
+
+def test_no_spare_on_a_cpu(forkserver: Forkserver, tmp_path: Path) -> None:
+    start(forkserver, CPU, tmp_path / "first")
+    assert forkserver._spare is None
+
+
+@pytest.mark.parametrize("reason", ["other-kernel", "killed"])
+def test_useless_spare_is_replaced(forkserver: Forkserver, tmp_path: Path, reason: str) -> None:
+    start(forkserver, CUDA, tmp_path / "first")
+    waiting = spare(forkserver)
+    needs = CUDA
+    if reason == "killed":
+        os.kill(waiting.pid, signal.SIGKILL)
+        assert waiting.wait(30) == -signal.SIGKILL
+    else:
+        needs = Needs("cuda", "torch-scaled-mm")
+    second = start(forkserver, needs, tmp_path / "second")
+    assert second.pid != waiting.pid
+    assert waiting.wait(30) is not None
+    assert second.wait(30) == 1
+
+
+def test_closed_forkserver_leaves_no_spare(forkserver: Forkserver, tmp_path: Path) -> None:
+    start(forkserver, CUDA, tmp_path / "first")
+    pid = spare(forkserver).pid
+    forkserver.close()
+    assert not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
