@@ -232,6 +232,8 @@ class DaemonRecord(_Record):
     """The fingerprint that both sides must share."""
     tensors: list[TensorRecord] = []
     """The manifest: what the daemon serves. In evidence, of a model: as in RouteRecord."""
+    manifest: str = ""
+    """`manifest_digest` of all that it serves; empty where it served nothing."""
     modules: list[ModuleRecord] = []
     error: ErrorRecord | None = None
     """Why it did not start to serve."""

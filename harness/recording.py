@@ -36,9 +36,10 @@ def record_case(request: ProofRequest, seen: CaseObservation, duration_ms: float
 
 
 def _daemon_record(seen: CaseObservation) -> DaemonRecord:
-    if seen.model is None:
-        return seen.daemon
-    return seen.daemon.model_copy(update=folded(seen.model, seen.daemon.tensors, seen.daemon.allocation))
+    served = seen.daemon.tensors
+    manifest = manifest_digest({t.name: t.fingerprint for t in served}) if served else ""
+    kept = folded(seen.model, served, seen.daemon.allocation) if seen.model else {}
+    return seen.daemon.model_copy(update={"manifest": manifest} | kept)
 
 
 def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:

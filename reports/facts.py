@@ -1,57 +1,59 @@
 """What is shown of every case: a few lines, and a table of the four routes, all of it text.
 
-The same functions fill the page for cases shown in full and the compressed details of all the others.
+The same functions fill the page for cases in full and the compressed details of all the others. Where a
+verdict says that a route is as it should be, a fact says so in a word and leaves figures to the reference.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from loadproof.harness.record import CaseRecord, RouteRecord, TensorRecord
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import CaseRecord, OutputRecord, RouteRecord, TensorRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from .pointers import letters_of
-from .text import scalar, short_symbol, size
+from .text import short_symbol, size
+from .verdicts import RouteVerdicts
+from .view import CaseView
 
+CASE_LABELS = ("Case", "Checkpoint", "Checks", "Daemon")
 NOT_RECORDED = "nothing recorded"
+SHOWN_OFFSETS = 8
 
 
-def case_lines(case: CaseRecord) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One case as text."""
+
+    lines: list[str]
     """The values of `CASE_LABELS`."""
-    about = case.case
-    widths = " + ".join(str(width) for width in about.get("logical_widths", []))
-    layer = [
-        f"{about.get('scheme')} {about.get('projection')}",
-        f"[{widths}] × {about.get('k')}",
-        f"padded to {about.get('padded_width')} × {about.get('padded_k')}",
-        f"{about.get('out_dtype')}{', bias' if about.get('bias') else ''}",
-        f"kernel {about.get('kernel')}",
-        f"transport {about.get('transport')}",
-        f"M {', '.join(str(m) for m in about.get('m_values', []))}",
-    ]
-    daemon = case.daemon
-    return [
-        " · ".join(layer),
-        f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
-        "\n".join(f"{c.name} {c.verdict.value}: {_figures(c.evidence)}" for c in case.checks),
-        f"pid {scalar(daemon.pid)}, exit {scalar(daemon.exit)}, arena {size(daemon.arena_bytes)} at "
-        f"{daemon.allocation or 'no address'}, {len(daemon.tensors)} tensors served",
-    ]
+    rows: list[list[str]]
+    """One list a label of `ROUTE_FACTS`, with the text of each route."""
 
 
-CASE_LABELS = ("Layer", "Checkpoint", "Checks", "Daemon")
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the facts of each route of a case are set against."""
+
+    case: CaseRecord
+    letters: dict[str, str]
+    reference: RouteRecord | None
 
 
-def _figures(evidence: dict[str, object]) -> str:
-    counts = [f"{value:,} {name}" for name, value in evidence.items() if isinstance(value, int)]
-    return ", ".join(counts) or "see the evidence"
-
-
-def route_rows(case: CaseRecord, labels: Iterable[str]) -> list[list[str]]:
-    """One list a label, with the text of each route."""
-    routes = [case.routes.get(route.name) for route in ROUTES]
-    reference = case.routes.get(REFERENCE_ROUTE.name)
-    about = _About(letters_of(case), reference, _digests(reference) if reference else {})
-    return [[ROUTE_FACTS[label](about, r) if r else NOT_RECORDED for r in routes] for label in labels]
+def facts_of(case: CaseView, labels: Iterable[str]) -> Facts | None:
+    """All facts; None where the case left no evidence."""
+    record = case.record
+    if record is None:
+        return None
+    about = _About(record, letters_of(record), record.routes.get(REFERENCE_ROUTE.name))
+    routes = [(record.routes.get(route.name), case.verdicts[route.name]) for route in ROUTES]
+    wanted = [ROUTE_FACTS[label] for label in labels]
+    return Facts(
+        lines=_lines(about),
+        rows=[[fact(r, v, about) if r else NOT_RECORDED for r, v in routes] for fact in wanted],
+    )
 
 
 def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
@@ -60,59 +62,94 @@ def labels_for(cases: Iterable[CaseRecord]) -> list[str]:
     return [label for label in ROUTE_FACTS if measured or label != MEMORY]
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What the facts of each route of a case are set against."""
-
-    letters: dict[str, str]
-    reference: RouteRecord | None
-    wanted: dict[str, str]
-    """The reference's outputs: see `_digests`."""
-
-
-def _engine(about: _About, route: RouteRecord) -> str:
-    return f"pid {scalar(route.pid)}, exit {scalar(route.exit)}"
-
-
-def _files(about: _About, route: RouteRecord) -> str:
-    return (", ".join(route.witness.files_opened) or "none") + (" (decoys)" if route.witness.decoy else "")
+def _lines(about: _About) -> list[str]:
+    case, daemon = about.case, about.case.daemon
+    places = [_place(tensor, about.letters) for tensor in daemon.tensors[:SHOWN_OFFSETS]]
+    if cut := len(daemon.tensors) - len(places):
+        places.append(f"{cut} more")
+    return [
+        " · ".join(_described(case.case)),
+        f"{case.checkpoint.get('origin', 'unknown')} · content {case.checkpoint.get('content', 'unknown')}",
+        _checks(case),
+        f"{_ended(daemon.pid, daemon.exit)}, arena {size(daemon.arena_bytes)} at "
+        f"{daemon.allocation or 'no address'}, {_served(case)} tensors served\n{', '.join(places)}",
+    ]
 
 
-def _mapped(about: _About, route: RouteRecord) -> str:
+def _described(about: dict[str, Any]) -> list[str]:
+    facts = [f"{about.get('scheme')} {about.get('projection')}"]
+    if "logical_widths" in about:
+        widths = " + ".join(str(width) for width in about["logical_widths"])
+        facts.append(f"[{widths}] × {about.get('k')}")
+        facts.append(f"padded to {about.get('padded_width')} × {about.get('padded_k')}")
+        facts.append(f"{about.get('out_dtype')}{', bias' if about.get('bias') else ''}")
+    facts += [f"kernel {about.get('kernel')}", f"transport {about.get('transport')}"]
+    return facts + ([f"M {', '.join(map(str, about['m_values']))}"] if "m_values" in about else [])
+
+
+def _served(case: CaseRecord) -> int:
+    """Of a model, evidence lists a part of the tensors, and all modules."""
+    return sum(module.tensors for module in case.daemon.modules) or len(case.daemon.tensors)
+
+
+def _checks(case: CaseRecord) -> str:
+    passed = ", ".join([check.name for check in case.checks if check.verdict is Outcome.PASS])
+    others = [f"{c.verdict.value} {c.name}: {c.detail}" for c in case.checks if c.verdict is not Outcome.PASS]
+    return "\n".join([*others, f"PASS {passed}" if passed else "none passed"])
+
+
+def _ended(pid: int | None, status: int | None) -> str:
+    return f"pid {'none' if pid is None else pid}, exit {'none' if status is None else status}"
+
+
+def _way(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return f"{route.route_taken}\n{_ended(route.pid, route.exit)}"
+
+
+def _files(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    opened = ", ".join(route.witness.files_opened) or "none"
+    return f"{opened} (decoys)" if route.witness.decoy else opened
+
+
+def _mapped(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
     seen = route.witness
     if not seen.mapped_bytes:
         return "nothing"
-    nonce = "read" if seen.probe else "not read"
-    return f"{size(seen.mapped_bytes)} of daemon {scalar(seen.daemon_pid)}\nnonce {nonce}"
+    nonce = "nonce read" if seen.probe else "nonce not read"
+    return f"{size(seen.mapped_bytes)} of daemon {seen.daemon_pid}\n{nonce}"
 
 
-def _digests(route: RouteRecord) -> dict[str, str]:
-    """sha256 of each output by what it is the output of: a number of tokens, or a model's step."""
-    outputs = sorted(route.outputs, key=lambda o: (o.prompt or 0, o.step or 0, o.m))
-    return {f"M {o.m}" if o.step is None else f"prompt {o.prompt} step {o.step}": o.sha256 for o in outputs}
+def _outputs(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if route is not about.reference and verdicts.outputs is Outcome.PASS:
+        return f"✓ the same on all {len(route.outputs)}"
+    wanted = {_output(o): o.sha256 for o in about.reference.outputs} if about.reference else {}
+    lines = []
+    for output in sorted(route.outputs, key=_ORDER):
+        name = _output(output)
+        mark = "" if route is about.reference else "✓ " if wanted.get(name) == output.sha256 else "✗ "
+        lines.append(f"{mark}{name} {output.sha256[:12]}")
+    return "\n".join(lines) or "none"
 
 
-def _outputs(about: _About, route: RouteRecord) -> str:
-    found = _digests(route)
-    if found and found == about.wanted and route is not about.reference:
-        return f"✓ the same on all {len(found)}"
-    marks = {of: "" if route is about.reference else _mark(about, of, digest) for of, digest in found.items()}
-    return "\n".join([f"{marks[of]}{of} {digest[:12]}" for of, digest in found.items()]) or "none"
+_ORDER = attrgetter("prompt", "step", "m")
 
 
-def _mark(about: _About, of: str, digest: str) -> str:
-    return "✓ " if about.wanted.get(of) == digest else "✗ "
+def _output(output: OutputRecord) -> str:
+    return f"M {output.m}" if output.step is None else f"prompt {output.prompt} step {output.step}"
 
 
-def _weights(about: _About, route: RouteRecord) -> str:
-    found = set(route.weights.values())
-    if len(found) == 1:
-        return f"{', '.join(route.weights)}:\n{found.pop()[:12]}"
+def _weights(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if verdicts.contents is Outcome.PASS and "held" in route.weights:
+        return f"{', '.join(route.weights)}:\n{route.weights['held'][:12]}"
     return "\n".join([f"{moment} {digest[:12]}" for moment, digest in route.weights.items()]) or "none"
 
 
-def _places(about: _About, route: RouteRecord) -> str:
-    return "\n".join([_place(tensor, about.letters) for tensor in route.tensors]) or "none"
+def _places(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if verdicts.shared is not Outcome.PASS:
+        return "\n".join([_place(tensor, about.letters) for tensor in route.tensors]) or "none"
+    if route.witness.mapped_bytes:
+        return f"✓ {len(route.tensors)} at the daemon's offsets"
+    return f"{len(route.tensors)} in own memory"
 
 
 def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
@@ -120,28 +157,29 @@ def _place(tensor: TensorRecord, letters: dict[str, str]) -> str:
     return f"{name} {where} + {tensor.offset:,}" if where else f"{name} own memory"
 
 
-def _kernels(about: _About, route: RouteRecord) -> str:
-    return "\n".join(dict.fromkeys(short_symbol(kernel) for kernel in route.kernels)) or "none"
+def _kernels(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    if about.reference and route is not about.reference and route.kernels == about.reference.kernels:
+        return "the same"
+    return "\n".join(dict.fromkeys(map(short_symbol, route.kernels))) or "none"
 
 
-def _times(about: _About, route: RouteRecord) -> str:
-    return "\n".join([f"{phase} {ms:.1f} ms" for phase, ms in route.timings_ms.items()]) or "none"
+def _time(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return f"{max(route.timings_ms.values()):.1f} ms" if route.timings_ms else "none"
 
 
-def _memory(about: _About, route: RouteRecord) -> str:
-    return "\n".join(f"{moment} {size(count)}" for moment, count in route.memory_bytes.items()) or "none"
+def _memory(route: RouteRecord, verdicts: RouteVerdicts, about: _About) -> str:
+    return "\n".join([f"{at} {size(count)}" for at, count in route.memory_bytes.items()]) or "none"
 
 
 MEMORY = "Memory in use"
-ROUTE_FACTS: dict[str, Callable[[_About, RouteRecord], str]] = {
-    "Way seen": lambda about, route: route.route_taken,
+ROUTE_FACTS: dict[str, Callable[[RouteRecord, RouteVerdicts, _About], str]] = {
+    "Way seen, engine": _way,
     "Weight files opened": _files,
     "Mapped": _mapped,
     "Outputs, sha256": _outputs,
-    "All weights, sha256": _weights,
+    "All weights, digest": _weights,
     "Places": _places,
     "Kernels": _kernels,
-    "Engine": _engine,
     MEMORY: _memory,
-    "Time to": _times,
+    "Time": _time,
 }

@@ -14,7 +14,8 @@ from .text import scalar, size
 LANE = 46
 LEFT = 150
 WIDTH = 860
-SHOWN_TENSORS = 12
+SHOWN_TENSORS = 8
+OWN = "own"
 SHOWN_LETTERS = 6
 """Letters with a colour of their own; later ones share the last."""
 _ELEMENT_BYTES = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -78,7 +79,7 @@ def pointer_figure(case: CaseRecord) -> Figure | None:
         (f"m{min(n, SHOWN_LETTERS - 1)}", f"{letter}: {identity}")
         for n, (identity, letter) in enumerate(letters.items())
     ]
-    figure.keys.append(("own", "memory of one process alone"))
+    figure.keys.append((OWN, "memory of one process alone, its allocations drawn as one"))
     return figure
 
 
@@ -90,18 +91,12 @@ class _Allocation:
 
 
 def _by_allocation(tensors: Iterable[TensorRecord], letters: dict[str, str]) -> list[_Allocation]:
-    order = list(letters)
+    """The daemon's allocations by letter, and a process's own memory taken together."""
     grouped: dict[str, list[TensorRecord]] = {}
     for tensor in tensors:
-        grouped.setdefault(tensor.allocation, []).append(tensor)
-    return [
-        _Allocation(
-            letter=letters.get(identity, "own"),
-            kind=f"m{min(order.index(identity), SHOWN_LETTERS - 1)}" if identity in letters else "own",
-            tensors=sorted(held, key=lambda t: t.offset),
-        )
-        for identity, held in grouped.items()
-    ]
+        grouped.setdefault(letters.get(tensor.allocation, OWN), []).append(tensor)
+    kinds = {letter: f"m{min(n, SHOWN_LETTERS - 1)}" for n, letter in enumerate(letters.values())}
+    return [_Allocation(letter, kinds.get(letter, OWN), held) for letter, held in grouped.items()]
 
 
 def _lane(
@@ -119,16 +114,23 @@ def _lane(
         shown = allocation.tensors[:SHOWN_TENSORS]
         width = 26 + unit * len(shown)
         figure.boxes.append(Box(round(x, 1), y, round(width, 1), LANE, f"allocation {allocation.kind}"))
-        figure.labels.append(Label(round(x + 13, 1), y + 28, allocation.letter, "letter"))
+        figure.labels.append(
+            Label(
+                round(x + 13, 1),
+                y + 28,
+                allocation.letter,
+                "letter" if allocation.letter != OWN else "letter-own",
+            )
+        )
         for n, tensor in enumerate(shown):
             left = x + 24 + n * unit
             number = names.index(tensor.name) + 1 if tensor.name in names else 0
             figure.boxes.append(Box(round(left, 1), y + 6, round(unit - 4, 1), LANE - 12, "view"))
             title = f"{number or '?'} {tensor.name.rpartition('.')[2]}"
             figure.labels.append(Label(round(left + 5, 1), y + 20, _fit(title, unit), "name"))
-            figure.labels.append(
-                Label(round(left + 5, 1), y + 34, _fit(f"+ {tensor.offset:,}", unit), "small")
-            )
+            if allocation.letter != OWN:
+                place = _fit(f"+ {tensor.offset:,}", unit)
+                figure.labels.append(Label(round(left + 5, 1), y + 34, place, "small"))
         x += width + gap
 
 

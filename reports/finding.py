@@ -30,7 +30,7 @@ _NEAREST = {
 _SHOWN = {"route", "tensor", "tensors", "m"}
 _OF_A_MISMATCH = {
     *("bytes", "dtype", "shape", "kind", "elements", "differing_elements", "equal_values", "nan", "inf"),
-    *("examples", "worst", "grid", "first_index"),
+    *("examples", "worst", "grid", "first_index", "first_divergence"),
     *("reference_hex", "candidate_hex", "reference_value", "candidate_value", "code_distance"),
 }
 _ELEMENT = ("reference_hex", "candidate_hex", "reference_value", "candidate_value", "code_distance")
@@ -127,6 +127,9 @@ def _sentences(evidence: dict[str, Any]) -> list[str]:
     differing, of = int(evidence["differing_elements"]), int(evidence["elements"])
     kind = f"{evidence.get('dtype', '')} {scalar(evidence.get('shape', ''))}".strip()
     sentences = [f"{differing:,} of {of:,} elements ({differing / of:.2%}) of {kind or 'the tensor'}"]
+    if first := evidence.get("first_divergence"):
+        at = f"{first['layer']} at step {first['step']} of prompt {first['prompt']}"
+        sentences.append(f"the first module whose result differs: {at}")
     if evidence.get("equal_values"):
         sentences.append(f"{evidence['equal_values']:,} of them are equal as values (+0 and −0)")
     distance = evidence.get("worst", {}).get("code_distance")

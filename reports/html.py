@@ -11,14 +11,13 @@ from markupsafe import Markup
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from . import text, wording
-from .facts import CASE_LABELS, case_lines, route_rows
+from .facts import CASE_LABELS, facts_of
 from .figures import case_timeline, pointer_figure, tensor_bytes
 from .heatmap import heat_map
 from .islands import CHUNK, json_island
 from .load import Run
-from .markdown import render_markdown
 from .page import page_of
-from .pointers import pointer_table
+from .pointers import module_rows, pointer_table
 from .view import device, values_of
 
 SHOWN_FIGURES = 24
@@ -43,7 +42,6 @@ def render_html(run: Run) -> str:
             evidence_sha256=run.sha256,
             digest=json_island(_digest(run)),
             names=json_island({"chunk": CHUNK, "lines": CASE_LABELS, "routes": page.labels}),
-            markdown=render_markdown(run),
             style=Markup(style),  # our own files, as they are
             script=Markup(script),
             csp=_content_policy(style, script),
@@ -69,13 +67,13 @@ def _environment() -> Environment:
         finalize=_finalize,
     )
     environment.filters |= {
-        "case_lines": case_lines,
         "duration": text.duration,
+        "facts": facts_of,
         "flatten": text.flatten,
         "heat_map": heat_map,
+        "module_rows": module_rows,
         "pointer_figure": pointer_figure,
         "pointer_table": pointer_table,
-        "route_rows": route_rows,
         "scalar": text.scalar,
         "short_hash": text.short_hash,
         "size": text.size,

@@ -7,12 +7,11 @@ and escaped JSON hold nothing that could end a script element.
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from .facts import case_lines, route_rows
+from .facts import facts_of
 from .text import clean
 from .view import CaseView
 
@@ -28,19 +27,12 @@ def json_island(value: object) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-def detail_chunks(cases: Sequence[CaseView], labels: list[str], budget: int) -> list[Markup]:
-    """As many chunks of cases' details, in order, as `budget` bytes hold."""
-    chunks = []
-    for part in _parts(cases):
-        details = [_detail(case, labels) for case in part]
-        text = clean(json.dumps(details, ensure_ascii=False, separators=(",", ":")))
-        # No time stamp: the same evidence gives the same bytes.
-        chunk = base64.b64encode(gzip.compress(text.encode(), 1, mtime=0)).decode()
-        budget -= len(chunk)
-        if budget < 0:
-            break
-        chunks.append(Markup(chunk))
-    return chunks
+def detail_chunk(cases: Sequence[CaseView], labels: list[str]) -> Markup:
+    """The details of these cases, compressed."""
+    details = [_detail(case, labels) for case in cases]
+    text = clean(json.dumps(details, ensure_ascii=False, separators=(",", ":")))
+    # No time stamp: the same evidence gives the same bytes.
+    return Markup(base64.b64encode(gzip.compress(text.encode(), 1, mtime=0)).decode())
 
 
 def facets(cases: Sequence[CaseView]) -> dict[str, dict[str, object]]:
@@ -56,14 +48,6 @@ def facets(cases: Sequence[CaseView]) -> dict[str, dict[str, object]]:
 
 
 def _detail(case: CaseView, labels: list[str]) -> list[object]:
-    """`[command, lines, rows]`; null where a case left no evidence."""
-    record = case.record
-    if record is None:
-        return []
-    return [case.rerun, case_lines(record), route_rows(record, labels)]
-
-
-def _parts(cases: Iterable[CaseView]) -> Iterator[list[CaseView]]:
-    rest = iter(cases)
-    while part := list(islice(rest, CHUNK)):
-        yield part
+    """`[command, lines, rows]`; empty where a case left no evidence."""
+    facts = facts_of(case, labels)
+    return [case.rerun, facts.lines, facts.rows] if facts else []

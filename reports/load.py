@@ -1,8 +1,10 @@
 """A run folder, read and checked: the only input of every report."""
 
+import gc
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +53,23 @@ def load_run(path: Path) -> Run:
     A run that was killed has left its plan instead of `run.json`: it is INCOMPLETE. `path` is the run's
     folder, or its `evidence.jsonl`.
     """
+    with _uncollected():
+        return _load_run(path)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic collector: records form no cycles, and it would go through them all, many times."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _load_run(path: Path) -> Run:
     folder = path.parent if path.suffix == ".jsonl" else path
     plan = folder / PLAN_FILE
     if plan.is_file() and not (folder / "run.json").exists():

@@ -9,12 +9,13 @@ from loadproof.harness.routes import REFERENCE_ROUTE
 
 from . import wording
 from .load import Run
+from .results import Result, results
 from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
-_REST_BYTES = 16_000
-"""For all that is not a row of the table."""
+_REST_BYTES = 22_000
+"""For all that is not a row of the table of cases."""
 _PART_BYTES = 3_000
 _CELL_CHARACTERS = 200
 _HEADER = "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |\n" + "|---" * 7 + "|"
@@ -23,18 +24,26 @@ _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
 
 def render_markdown(run: Run, limit: int = LIMIT_BYTES) -> str:
     """The whole run as Markdown, at most `limit` bytes (60 kB or more); a cut is stated."""
+    cases = cases_in_order(run)
+    return markdown_of(run, cases, results(cases), limit)
+
+
+def markdown_of(run: Run, cases: list[CaseView], found: list[Result], limit: int = LIMIT_BYTES) -> str:
+    """The same, of what has been worked out already."""
     parts = [
         f"## loadproof: {wording.headline(run.record)}",
         _summary(run),
         *_messages(run.record),
-        _table(cases_in_order(run), limit - _REST_BYTES),
+        _results(run, found),
+        _controls(run.record),
+        _table(cases, limit - _REST_BYTES),
         f"Environment: {_environment(run.record)}",
         _commands(run),
         _evidence(run),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def escape(text: str) -> str:
@@ -42,7 +51,11 @@ def escape(text: str) -> str:
     line = one_line(text)
     if len(line) > _CELL_CHARACTERS:
         line = f"{line[:_CELL_CHARACTERS]}… (cut)"
-    return _ACTIVE.sub(lambda found: f"&#{ord(found.group())};", line)
+    return _ACTIVE.sub(_entity, line)
+
+
+def _entity(found: re.Match[str]) -> str:
+    return f"&#{ord(found.group())};"
 
 
 def _summary(run: Run) -> str:
@@ -68,9 +81,37 @@ def _messages(record: RunRecord) -> list[str]:
     return [_within(lines, len(lines), _PART_BYTES, notice)] if lines else []
 
 
+def _results(run: Run, found: list[Result]) -> str:
+    """Check, exact result, command: that of the whole run, or of the first case that fails."""
+    whole = run.record.commands.get("run", "")
+    rows = [
+        f"| {escape(each.name)} | {escape(each.text)} | {_code(each.first.rerun if each.first else whole)} |"
+        for each in found
+    ]
+    header = "| Check | Exact result | Command |\n|---|---|---|"
+    return "\n".join([header, *rows]) if rows else ""
+
+
+def _controls(record: RunRecord) -> str:
+    caught = sum(control.caught for control in record.controls)
+    missed = [control.name for control in record.controls if not control.caught]
+    told = f", NOT CAUGHT: {escape(', '.join(missed))}" if missed else ""
+    return f"Planted defects caught: {caught}/{len(record.controls)}{told}" if record.controls else ""
+
+
+def _code(command: str) -> str:
+    """A command as code that no table cell or entity can break."""
+    line = one_line(command).replace("|", "\\|")
+    return f"`{line}`" if line and "`" not in line else escape(line) or "none"
+
+
 def _table(cases: list[CaseView], limit: int) -> str:
     rows = _within(map(_row, cases), len(cases), limit, "\n{} more cases in report.html")
-    return f"{_HEADER}\n{rows}" if rows else "No case was planned."
+    if not rows:
+        return "No case was planned."
+    count = f"{len(cases)} case{'' if len(cases) == 1 else 's'}"
+    opened = " open" if any(not case.holds for case in cases) else ""
+    return f"<details{opened}><summary>{count}</summary>\n\n{_HEADER}\n{rows}\n\n</details>"
 
 
 def _row(case: CaseView) -> str:
@@ -96,7 +137,7 @@ def _outputs(case: CaseView) -> str:
         for name, found in case.verdicts.items()
         if reference and case.routes[name] and found.outputs in (Outcome.BYTES, Outcome.SHAPE, Outcome.DTYPE)
     ]
-    digest = case.output_digest()
+    digest = case.output_digest
     shown = f"`{short_hash(digest)}`" if digest else "none"
     return f"{shown}, differs: {', '.join(differing)}" if differing else shown
 

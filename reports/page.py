@@ -8,8 +8,10 @@ from markupsafe import Markup
 from .facts import labels_for
 from .figures import Figure, median_times, timeline
 from .finding import Finding, finding_of
-from .islands import CHUNK, detail_chunks, facets, json_island
+from .islands import CHUNK, detail_chunk, facets, json_island
 from .load import Run
+from .markdown import markdown_of
+from .results import Result, results
 from .rows import rows_html
 from .view import CaseView, cases_in_order
 
@@ -49,6 +51,8 @@ class Page:
     failing_left_out: int
     groups: list[Group]
     groups_left_out: int
+    results: list[Result]
+    markdown: str
     examples: list[CaseView]
     slowest: list[CaseView]
     labels: list[str]
@@ -62,18 +66,21 @@ class Page:
 def page_of(run: Run) -> Page:
     """Gather everything, within the bounds above."""
     cases = cases_in_order(run)
+    found = results(cases)
     failing = [Failing(case, finding_of(case)) for case in cases if not case.holds]
     examples = _examples(cases)
     in_full = {case.id for case in examples} | {each.case.id for each in failing[:FULL_FAILING]}
     groups = _groups(failing)
     labels = labels_for(run.cases)
-    chunks = detail_chunks(cases, labels, DETAIL_BYTES)
+    rows, chunks = _rows_and_chunks(cases, in_full, labels)
     return Page(
-        rows=rows_html(cases, in_full),
+        rows=rows,
         failing=failing[:FULL_FAILING],
         failing_left_out=max(0, len(failing) - FULL_FAILING),
         groups=groups[:SHOWN_GROUPS],
         groups_left_out=max(0, len(groups) - SHOWN_GROUPS),
+        results=found,
+        markdown=markdown_of(run, cases, found),
         examples=examples,
         slowest=_slowest(cases),
         labels=labels,
@@ -82,6 +89,25 @@ def page_of(run: Run) -> Page:
         facets=json_island(facets(cases)),
         times=timeline(median_times(run.cases), "Median time of each route"),
     )
+
+
+def _rows_and_chunks(
+    cases: Sequence[CaseView], in_full: set[str], labels: list[str]
+) -> tuple[Markup, list[Markup]]:
+    """All rows, and as many chunks of details, in order, as DETAIL_BYTES hold.
+
+    Side by side, since it is memory that takes the time: each case is gone through once.
+    """
+    rows, chunks, room = [], [], DETAIL_BYTES
+    for start in range(0, len(cases), CHUNK):
+        part = cases[start : start + CHUNK]
+        rows.append(rows_html(part, in_full))
+        if room > 0:
+            chunk = detail_chunk(part, labels)
+            room -= len(chunk)
+            if room >= 0:
+                chunks.append(chunk)
+    return Markup("\n").join(rows), chunks
 
 
 def _examples(cases: Sequence[CaseView]) -> list[CaseView]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from loadproof.harness.record import CaseRecord, RouteRecord, TensorRecord
+from loadproof.harness.record import CaseRecord, ModuleRecord, RouteRecord, TensorRecord
 from loadproof.harness.routes import ROUTES, Route
 
 ROW_LIMIT = 40
@@ -89,4 +89,34 @@ def _place(
         f"{letter} + {held.offset:,}",
         "same memory" if same else "other place",
         as_due=same and route.shares,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """The tensors of one module of a model, as the daemon serves them and as each route held them."""
+
+    module: ModuleRecord
+    routes: dict[str, Place | None]
+
+
+def module_rows(case: CaseRecord) -> list[ModuleRow]:
+    """Every module of a model; empty for a layer."""
+    return [
+        ModuleRow(served, {route.name: _module_place(served, route, case) for route in ROUTES})
+        for served in case.daemon.modules
+    ]
+
+
+def _module_place(served: ModuleRecord, route: Route, case: CaseRecord) -> Place | None:
+    record = case.routes.get(route.name)
+    held = next((m for m in record.modules if m.name == served.name), None) if record else None
+    if held is None:
+        return None
+    shares = held.allocations == served.allocations and held.offset == served.offset
+    same = held.sha256 == served.sha256
+    return Place(
+        text="same bytes" if same else "other bytes",
+        word="same memory" if shares else "own memory",
+        as_due=same and shares is route.shares,
     )

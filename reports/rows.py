@@ -3,6 +3,8 @@
 Written as strings, not by the template: there are thousands, and jinja2 would take most of the report's time.
 """
 
+from collections.abc import Sequence
+
 from markupsafe import Markup, escape
 
 from loadproof.harness.outcome import Outcome
@@ -29,11 +31,11 @@ def row_html(case: CaseView, in_full: bool) -> str:
     seconds = f"{case.record.duration_ms / 1e3:.2f}" if case.record else ""
     return (
         f"{opening}{kind}><th scope=row><a href=#{anchor}>{escape(clean(case.id))}</a>{cells}"
-        f"<td>{short_hash(case.output_digest())}<td{kind}>{verdict}<td>{seconds}"
+        f"<td>{short_hash(case.output_digest)}<td{kind}>{verdict}<td>{seconds}"
     )
 
 
-def rows_html(cases: list[CaseView], in_full: set[str]) -> Markup:
+def rows_html(cases: Sequence[CaseView], in_full: set[str]) -> Markup:
     """All rows; every text in them is escaped."""
     return Markup("\n".join(row_html(case, case.id in in_full) for case in cases))
 

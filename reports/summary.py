@@ -14,7 +14,7 @@ def case_summary(case: CaseView) -> str:
         *(_route_line(case, name) for name in case.routes),
         "",
         *_check_lines(case),
-        f"outputs {short_hash(case.output_digest()) or 'none'}",
+        f"outputs {short_hash(case.output_digest) or 'none'}",
     ]
     return "\n".join([*lines, *([f"rerun   {one_line(case.rerun)}"] if case.rerun else [])])
 

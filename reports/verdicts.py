@@ -4,19 +4,18 @@ They are worked out from what the routes recorded, and set beside what the check
 where both do.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, RouteRecord, manifest_digest
+from loadproof.harness.record import CaseRecord, CheckRecord, RouteRecord
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES, Route
 
 PARTS = {"outputs": "outputs_exact", "shared": "pointers_shared", "contents": "contents_preserved"}
 """Each verdict, and the check behind it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteVerdicts:
+class RouteVerdicts(NamedTuple):
     """How one route ended, and what its run showed."""
 
     outcome: Outcome
@@ -46,9 +45,10 @@ def route_verdicts(case: CaseRecord | None) -> dict[str, RouteVerdicts]:
     """By route, in the routes' order; INCOMPLETE where nothing was recorded."""
     if case is None:
         return dict.fromkeys((route.name for route in ROUTES), _NOTHING)
-    outputs = _agreed(_outputs(case), PARTS["outputs"], case)
-    shared = _agreed(_shared(case), PARTS["shared"], case)
-    contents = _agreed(_contents(case), PARTS["contents"], case)
+    checks = {check.name: check for check in case.checks}
+    outputs = _agreed(_outputs(case), checks.get(PARTS["outputs"]))
+    shared = _agreed(_shared(case), checks.get(PARTS["shared"]))
+    contents = _agreed(_contents(case), checks.get(PARTS["contents"]))
     return {
         route.name: RouteVerdicts(
             _outcome(route, case.routes[route.name]),
@@ -71,60 +71,64 @@ def _outcome(route: Route, found: RouteRecord) -> Outcome:
     return found.outcome
 
 
+# Thousands of cases go through here: these are read in C.
+_OUTPUT = attrgetter("sha256", "dtype", "shape")
+_PLACE = attrgetter("name", "allocation", "offset")
+_ALLOCATION = attrgetter("allocation")
+
+
 def _outputs(case: CaseRecord) -> _ByRoute:
     reference = case.routes.get(REFERENCE_ROUTE.name)
-    wanted = [vars(output) for output in reference.outputs] if reference else []
-    return {name: _compared([vars(o) for o in route.outputs], wanted) for name, route in case.routes.items()}
+    wanted = list(map(_OUTPUT, reference.outputs)) if reference else []
+    return {
+        name: _compared(wanted if route is reference else list(map(_OUTPUT, route.outputs)), wanted)
+        for name, route in case.routes.items()
+    }
 
 
-def _compared(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> Outcome:
+def _compared(found: list[Any], wanted: list[Any]) -> Outcome:
     if not wanted or len(found) != len(wanted):
         return Outcome.INCOMPLETE
     if found == wanted:
         return Outcome.PASS
     pairs = list(zip(found, wanted, strict=True))
-    for field, verdict in (("shape", Outcome.SHAPE), ("dtype", Outcome.DTYPE)):
-        if any(ours[field] != theirs[field] for ours, theirs in pairs):
-            return verdict
-    return Outcome.BYTES
+    if any(ours[2] != theirs[2] for ours, theirs in pairs):
+        return Outcome.SHAPE
+    return Outcome.DTYPE if any(ours[1] != theirs[1] for ours, theirs in pairs) else Outcome.BYTES
 
 
 def _shared(case: CaseRecord) -> _ByRoute:
-    served = {t.name: (t.allocation, t.offset) for t in case.daemon.tensors}
+    served = list(map(_PLACE, case.daemon.tensors))
     verdicts = {}
-    for route in ROUTES:
-        found = case.routes.get(route.name)
-        if found is None:
-            continue
-        if route.shares:
-            held = {t.name: (t.allocation, t.offset) for t in found.tensors}
-            due = held == served and found.witness.probe
+    for name, found in case.routes.items():
+        if not found.tensors:
+            verdicts[name] = Outcome.INCOMPLETE
+        elif name in _SHARING:
+            held = list(map(_PLACE, found.tensors))
+            same = held == served or sorted(held) == sorted(served)
+            verdicts[name] = _decided(same and found.witness.probe, Outcome.NOT_SHARED)
         else:
-            due = all(t.allocation != case.daemon.allocation for t in found.tensors)
-        verdicts[route.name] = _decided(due, Outcome.NOT_SHARED) if found.tensors else Outcome.INCOMPLETE
+            apart = case.daemon.allocation not in map(_ALLOCATION, found.tensors)
+            verdicts[name] = _decided(apart, Outcome.NOT_SHARED)
     return verdicts
 
 
 def _contents(case: CaseRecord) -> _ByRoute:
-    manifest = manifest_digest({t.name: t.sha256 for t in case.daemon.tensors})
     verdicts = {}
-    for route in ROUTES:
-        found = case.routes.get(route.name)
-        if found is None:
-            continue
-        due = _MOMENTS_SHARED if route.shares else _MOMENTS
-        if not found.weights:
+    for name, found in case.routes.items():
+        seen, shares = found.weights, name in _SHARING
+        if not seen:
             # Evidence from before these digests were kept has the check's word alone.
-            verdicts[route.name] = Outcome.PASS if found.tensors else Outcome.INCOMPLETE
-        elif not due <= found.weights.keys():
-            verdicts[route.name] = Outcome.INCOMPLETE
+            verdicts[name] = Outcome.PASS if found.tensors else Outcome.INCOMPLETE
+        elif not (_MOMENTS_SHARED if shares else _MOMENTS) <= seen.keys():
+            verdicts[name] = Outcome.INCOMPLETE
         else:
-            wanted = manifest if route.shares else found.weights["held"]
-            unchanged = all(seen == wanted for seen in found.weights.values())
-            verdicts[route.name] = _decided(unchanged, Outcome.MUTATED)
+            wanted = case.daemon.manifest if shares else seen["held"]
+            verdicts[name] = _decided({wanted}.issuperset(seen.values()), Outcome.MUTATED)
     return verdicts
 
 
+_SHARING = frozenset(route.name for route in ROUTES if route.shares)
 _MOMENTS = frozenset({"held", "after"})
 _MOMENTS_SHARED = _MOMENTS | {"daemon"}
 
@@ -133,9 +137,8 @@ def _decided(holds: bool, otherwise: Outcome) -> Outcome:
     return Outcome.PASS if holds else otherwise
 
 
-def _agreed(own: _ByRoute, name: str, case: CaseRecord) -> _ByRoute:
+def _agreed(own: _ByRoute, check: CheckRecord | None) -> _ByRoute:
     """What the record shows of each route, or the check's word of a route where that says otherwise."""
-    check = next((check for check in case.checks if check.name == name), None)
     if check is None:
         return dict.fromkeys(own, Outcome.INCOMPLETE)
     if check.verdict is Outcome.PASS:

@@ -40,7 +40,7 @@ class CaseView:
         """INCOMPLETE where nothing was recorded, whatever the entry says."""
         return self.record.verdict if self.record else Outcome.INCOMPLETE
 
-    @property
+    @cached_property
     def holds(self) -> bool:
         return self.record is not None and self.record.holds
 
@@ -88,6 +88,7 @@ class CaseView:
             return Outcome.INCOMPLETE
         return next((c.verdict for c in self.record.checks if c.name == name), None)
 
+    @cached_property
     def output_digest(self) -> str:
         """One digest of the reference's outputs: the sha256 itself, or that of the list of them."""
         reference = self.routes[REFERENCE_ROUTE.name]

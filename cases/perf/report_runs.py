@@ -120,6 +120,7 @@ def _case(n: int, failing: bool) -> CaseRecord:
             arena_bytes=4 << 20,
             key={"content": _sha(n, "content"), "torch": "2.13.0+cu130", "gpu_architecture": "sm_90"},
             tensors=served,
+            manifest=manifest_digest({t.name: t.sha256 for t in served}),
             exit=0,
         ),
         duration_ms=900.0 + n % 97,

@@ -46,5 +46,6 @@ def test_the_report_shows_what_was_planted_and_what_caught_it() -> None:
     controls = [said(CONTROLS[0], DEFECTS[CONTROLS[0]].verdict), said(CONTROLS[1], Outcome.PASS)]
     page = render_html(run_of(case_record("a"), controls=controls))
     assert "Negative controls" in page
-    assert page.count("NOT CAUGHT") == 1
+    # In its row, and in the Markdown.
+    assert page.count("NOT CAUGHT") == 2
     assert controls[0].plants in page

@@ -1,16 +1,19 @@
 """The HTML report: true to the evidence, self-contained, and inert whatever the evidence holds."""
 
 import base64
+import gzip
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from loadproof.cases.perf.report_runs import large_run
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import Verdict
+from loadproof.harness.record import CaseRecord, CheckRecord, Verdict
 from loadproof.reports.html import render_html
 from loadproof.reports.load import Run
 from loadproof.reports.wording import CPU_ONLY, NON_CLAIMS
@@ -167,3 +170,92 @@ def test_the_same_evidence_gives_the_same_bytes_and_no_more_than_needed() -> Non
     first, second = render_html(run_of(*cases)), render_html(run_of(*cases))
     assert first == second
     assert len(first.encode()) < 1_000_000
+
+
+def details(page: Page) -> list[Any]:
+    """What the page's compressed chunks hold, case by case."""
+    chunks = re.findall(r'<script type="text/plain" class="details">(.*?)</script>', page.source)
+    packed = [base64.b64decode(chunk) for chunk in chunks]
+    # A time stamp would make two pages of one run differ.
+    assert {part[4:8] for part in packed} <= {bytes(4)}
+    return [detail for part in packed for detail in json.loads(gzip.decompress(part))]
+
+
+def test_every_case_has_its_details_in_the_page() -> None:
+    run = large_run(150)
+    page = Page(run)
+    found = details(page)
+    assert len(found) == 150
+    for case, (command, lines, rows) in zip(run.cases, found, strict=True):
+        assert case.id in command
+        assert str(case.checkpoint["content"]) in lines[1]
+        assert case.routes["ordinary"].outputs[1].sha256[:12] in rows[3][0]
+        assert [way.split("\n")[0] for way in rows[0]] == ["disk", "fallback", "attach", "attach"]
+
+
+def test_details_that_do_not_fit_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadproof.reports.page.DETAIL_BYTES", 30_000)
+    page = Page(large_run(200))
+    kept = len(details(page))
+    assert 0 < kept < 200
+    told = re.search(r"(\d+) cases have their details in evidence/ alone", page.text("caption"))
+    assert told
+    assert int(told[1]) == 200 - kept
+
+
+def test_islands_hold_hostile_text_as_data() -> None:
+    good = case_record("a")
+    hostile = good.model_copy(update={"case": good.case | {"scheme": HOSTILE, "source": HOSTILE}})
+    page = Page(run_of(hostile))
+    assert not page.attributes("img")
+    island = re.search(r'<script type="application/json" id="facets">(.*?)</script>', page.source)
+    assert island
+    assert json.loads(island[1])["scheme"]["values"] == [HOSTILE.replace("\u202e", "\ufffd")]
+
+
+def with_grid(record: CaseRecord) -> CaseRecord:
+    grid = {"rows": 1, "columns": 2, "block": [1, 1], "levels": ["00ff"], "worst": [[0, 1, 1, 1]]}
+    found = {"route": "ipc", "m": 17, "differing_elements": 1, "elements": 2, "grid": grid}
+    found |= {"dtype": "bfloat16", "shape": [1, 2], "first_index": [0, 1], "equal_values": 0}
+    found |= {"reference_hex": "803f", "candidate_hex": "813f", "reference_value": "1.0"}
+    found |= {"candidate_value": "1.0078125", "code_distance": 1}
+    check = record.checks[0].model_copy(update={"evidence": found})
+    return record.model_copy(update={"checks": [check, *record.checks[1:]]})
+
+
+def test_a_failing_case_says_route_tensor_difference_and_command() -> None:
+    page = Page(run_of(with_grid(failing_record("broken"))))
+    card = page.source[page.source.index('<div class="finding">') :]
+    text = " ".join(re.sub(r"<[^>]+>", " ", card).split())
+    for words in (
+        "outputs_exact ✗ BYTES",
+        "Route ipc",
+        "Tensor output at M = 17",
+        "1 of 2 elements (50.00%) of bfloat16 [1, 2]",
+        "[0, 1] 0x803f = 1.0 0x813f = 1.0078125 1",
+        "test_outputs_exact[broken]",
+    ):
+        assert words in text
+    assert len(page.attributes("img")) == 1
+
+
+def test_many_failures_are_grouped_and_capped_and_the_cut_is_told() -> None:
+    page = Page(run_of(*(with_grid(failing_record(f"broken-{n:02}")) for n in range(60))))
+    assert len(page.attributes("img")) == 50
+    assert "on ipc: 60 cases" in page.text()
+    assert "10 more cases failed" in page.text()
+    assert "and 57 more" in page.text()
+
+
+def test_the_finding_starts_at_the_check_nearest_to_the_cause() -> None:
+    record = failing_record("broken")
+    moved = CheckRecord(
+        name="pointers_shared",
+        verdict=Outcome.NOT_SHARED,
+        detail="The weight is not where the manifest says.",
+        evidence={"route": "ipc", "tensor": "model.layers.0.qkv_proj.weight"},
+    )
+    checks = [moved if check.name == moved.name else check for check in record.checks]
+    text = Page(run_of(record.model_copy(update={"checks": checks}))).text()
+    assert "✗ NOT_SHARED pointers_shared on ipc" in text
+    assert "outputs_exact BYTES" in text

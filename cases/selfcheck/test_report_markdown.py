@@ -41,9 +41,31 @@ def test_only_what_was_shown_is_claimed(verified: int, refused: int, claims: tup
     assert f"refused as expected {refused}" in render_markdown(run)
 
 
+def test_each_check_has_its_exact_result_and_command() -> None:
+    lines = render_markdown(run_of(case_record("a"), failing_record("b"), missing=("c",))).splitlines()
+    at = lines.index("| Check | Exact result | Command |")
+    table = dict(line.strip("| ").split(" | ", 1) for line in lines[at + 2 : at + 7])
+    assert table["outputs&#95;exact"].startswith(
+        "1/3 PASS, 1,632 bytes compared, 1 BYTES, 1 INCOMPLETE | `python"
+    )
+    assert "[b]" in table["outputs&#95;exact"]
+    assert table["pointers&#95;shared"].startswith("2/3 PASS, 3,264 bytes compared, 1 INCOMPLETE | ")
+
+
+def test_a_good_run_has_one_command() -> None:
+    markdown = render_markdown(run_of(case_record("a")))
+    assert (
+        "| outputs&#95;exact | 1/1 PASS, 1,632 bytes compared | `./validate --loadproof-device cpu` |"
+        in markdown
+    )
+    assert "<details><summary>1 cases" not in markdown
+    assert "<details><summary>1 case</summary>" in markdown
+
+
 def test_failures_come_first_and_losses_are_shown() -> None:
     markdown = render_markdown(run_of(case_record("good"), failing_record("broken"), missing=("lost",)))
-    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    table = markdown.partition("| Case |")[2].splitlines()
+    rows = [line for line in table if line.startswith("|")]
     assert [row.split()[1] for row in rows[1:]] == ["broken", "lost", "good"]
     assert "**BYTES**" in rows[1]
     assert "| ✓ PASS | ✓ PASS | ✗ BYTES | ✗ CRASHED |" in rows[1]
@@ -57,9 +79,11 @@ def test_hostile_text_is_inert() -> None:
     prose = outside_code(markdown)
     assert "<img" not in prose
     assert "](" not in prose
-    assert prose.count("</details>") == prose.count("<details>") == 1
+    assert prose.count("</details>") == 2
+    assert prose.count("<details>") + prose.count("<details open>") == 2
     rows = [line for line in prose.splitlines() if line.startswith("|")]
-    assert {row.count("|") for row in rows} == {8}
+    # Check, result and command; then a case, its routes, its outputs and whether they are shared.
+    assert {row.replace("\\|", "").count("|") for row in rows} == {4, 8}
     assert "\n# h" not in markdown
 
 
