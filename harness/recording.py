@@ -3,7 +3,8 @@
 from typing import Any
 
 from .checks import case_verdict, run_checks
-from .models.recording import folded, generation_record, logits_records, model_record, products
+from .kernels.symbols import products
+from .models.recording import folded, generation_record, logits_records, model_record
 from .observation import CaseObservation, RouteObservation
 from .record import (
     CaseRecord,
@@ -71,7 +72,7 @@ def _route_record(case: CaseObservation, seen: RouteObservation) -> RouteRecord:
             for n, t in seen.results.items()
             if n.startswith("processed.")
         ],
-        kernels=said.get("kernels", []) if case.model is None else products(said.get("kernels", [])),
+        kernels=products(said.get("kernels", [])),
         weights=_weights(seen),
         memory_bytes=said.get("memory_bytes", {}),
         timings_ms=seen.timings_ms,

@@ -6,7 +6,7 @@ import pytest
 
 from loadproof.cases.selfcheck.test_properties_checks import GOOD, altered
 from loadproof.harness.checks import run_checks
-from loadproof.harness.kernels.symbols import backends_of
+from loadproof.harness.kernels.symbols import backends_of, products
 from loadproof.harness.outcome import Outcome
 
 # As CUPTI gave them on an H200, cut.
@@ -56,3 +56,16 @@ def test_gpu_case_wants_its_backend_and_no_other(launched: list[str], verdict: O
     seen = replace(seen, case=replace(GOOD.case, kernel="cutlass", device="cuda"))
     (found,) = [check.verdict for check in run_checks(seen) if check.name == "kernel_witnessed"]
     assert found is verdict
+
+
+def test_evidence_names_matrix_products_and_counts_the_rest() -> None:
+    launched = [
+        "reference_scaled_mm_float64",
+        "torch-scaled-mm",
+        OURS,
+        "void at::native::reciprocal",
+        "memset",
+    ]
+    assert products(launched) == [*launched[:3], "and 2 other kernels"]
+    assert products(launched[:1]) == launched[:1]
+    assert products([]) == []

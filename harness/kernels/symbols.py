@@ -1,6 +1,6 @@
 """Which backend a kernel belongs to that the driver launched, by words in its symbol."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 WORDS = {
     "vllm-cutlass": ("vllm", "cutlass"),
@@ -11,6 +11,17 @@ WORDS = {
 """Backend to what its symbols hold, in the order of asking: vLLM's hold CUTLASS's too. nvjet is cuBLASLt, and
 `_qq` says that both its operands are FP8: a model's other products are cuBLASLt's as well, and some of those
 are built with CUTLASS, under symbols of their own."""
+
+
+PRODUCTS = ("gemm", "gemv", "cutlass", "nvjet", "triton", "scaled")
+"""Words in the names of kernels that multiply matrices."""
+
+
+def products(kernels: Sequence[str]) -> list[str]:
+    """Of launched kernels the matrix products, for the evidence; the others, which are many, are counted."""
+    kept = [kernel for kernel in kernels if any(word in kernel.lower() for word in PRODUCTS)]
+    others = len(kernels) - len(kept)
+    return [*kept, f"and {others} other kernels"] if others else kept
 
 
 def backends_of(symbols: Iterable[str]) -> set[str]:

@@ -13,8 +13,6 @@ from ..tensor_bytes import dtype_name, dtype_of, sha256
 from .prompts import TOKENIZER
 
 HIDDEN_DIGITS = 16
-PRODUCTS = ("gemm", "gemv", "cutlass", "nvjet", "triton", "scaled_mm")
-"""Words in the names of kernels that multiply matrices."""
 
 
 def model_record(model: ModelObservation, daemon: DaemonRecord) -> ModelRecord:
@@ -103,13 +101,6 @@ def generation_record(model: ModelObservation, seen: RouteObservation) -> Genera
         description=sha256(seen.results["description"]),
         flags=seen.reported.get("flags", {}),
     )
-
-
-def products(kernels: Sequence[str]) -> list[str]:
-    """Of all launched kernels the matrix products; a model's hundred others are counted."""
-    kept = [kernel for kernel in kernels if any(word in kernel.lower() for word in PRODUCTS)]
-    others = len(kernels) - len(kept)
-    return [*kept, f"and {others} other kernels"] if others else kept
 
 
 def _chained(steps: torch.Tensor) -> list[str]:
