@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record
+from loadproof.harness.backends import BACKENDS
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CaseRecord, CheckRecord
 from loadproof.harness.routes import ROUTES
@@ -44,9 +45,10 @@ def test_a_good_case_passes_in_all_three_on_every_route() -> None:
 def test_what_a_real_run_records_is_what_the_verdicts_read(
     prover: "Prover", tmp_path: Path, defect: str | None, part: str | None
 ) -> None:
-    from loadproof.harness.controls import control_request
+    from loadproof.harness.controls import control_case, control_request
 
-    request = control_request("copied-by-value", tmp_path, "selfcheck", "selfcheck")
+    case = control_case("store-into-shared-memory", BACKENDS["cpu"], "reference")
+    request = control_request(case, "store-into-shared-memory", tmp_path, "selfcheck", "selfcheck")
     record = prover.prove(dataclasses.replace(request, defect=defect))
     assert set(record.routes["ipc"].weights) == {"held", "after", "daemon"}
     failing = {
