@@ -1,23 +1,29 @@
 """The other processes of test_arenas: a daemon that answers commands, and engines that live once.
 
-Run as `arena_processes.py daemon <transport> <data bytes> <socket fd>`, or as
-`arena_processes.py <what> <transport> <arena fd> <arena bytes> <probe offset> [<lives>]`, where the engine
-stores by a kernel (`kernel`) or by a copy (`copy`), or many of them attach and end (`lives`).
+Run as `arena_processes.py daemon <transport> <data bytes> <socket fd>`; as
+`arena_processes.py <what> <transport> <arena fd> <arena bytes> <probe offset>`, where the engine stores by a
+kernel (`kernel`) or by a copy (`copy`); or as
+`arena_processes.py lives <transport> <socket> <key file> <count>`, where many attach to a daemon and end.
 """
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadproof.harness.cache.arena import Arena, create_arena, map_arena
+from loadproof.harness.cache.client import CacheClient
+from loadproof.harness.cache.key import Key
 from loadproof.harness.cache.wire import MAX_REPLY_BYTES, receive_message, send_message
 from loadproof.harness.errors import TruncatedMessage
+from loadproof.harness.fingerprint import fingerprint
 
 PIECE = 16 << 20
 SECONDS = 100.0
@@ -83,24 +89,26 @@ def store_by_copy(memory: torch.Tensor) -> None:
     torch.cuda.synchronize()
 
 
-def live_and_end(transport: str, fd: int, nbytes: int, probe_offset: int, life: int) -> None:
-    """In a process of its own: attach, read, and end by one of three ways."""
-    attached = map_arena(transport, os.dup(fd), nbytes, probe_offset)
-    if attached.read(0, 1).item() != 0:
+def live_and_end(transport: str, socket: Path, key: Key, life: int) -> None:
+    """In a process of its own: attach to the daemon, read, and end by one of three ways."""
+    attached = CacheClient(socket).attach(key, transport)
+    entry = attached.manifest.entries[-1]
+    if fingerprint(attached.arena.read(entry.offset, entry.nbytes)) != entry.fingerprint:
         os._exit(3)
     if life % 3 == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if life % 3 == 1:
-        attached.close()
+        attached.arena.close()
     os._exit(0)
 
 
-def lives(transport: str, fd: int, nbytes: int, probe_offset: int, count: int) -> None:
+def lives(transport: str, socket: Path, key_file: Path, count: int) -> None:
     """Engines one after the other, forked before CUDA is touched."""
+    key = json.loads(key_file.read_text())
     for life in range(count):
         pid = os.fork()
         if pid == 0:
-            live_and_end(transport, fd, nbytes, probe_offset, life)
+            live_and_end(transport, socket, key, life)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status != (-signal.SIGKILL if life % 3 == 0 else 0):
             sys.exit(f"engine {life} ended with {status}")
@@ -109,14 +117,15 @@ def lives(transport: str, fd: int, nbytes: int, probe_offset: int, count: int) -
 def main(what: str, transport: str, *numbers: int) -> None:
     if what == "daemon":
         daemon(transport, numbers[0], socket.socket(fileno=numbers[1]))
-    if what == "lives":
-        return lives(transport, *numbers)
     attached = map_arena(transport, *numbers)
     {"kernel": store_by_kernel, "copy": store_by_copy}[what](attached.read(0, 1))
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+        if sys.argv[1] == "lives":
+            lives(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
+        else:
+            main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
     except TruncatedMessage:
         pass  # The test is over.
