@@ -97,6 +97,23 @@ def visible_devices(text: str | None, gpus: Sequence[Gpu], order: str | None = N
     return found
 
 
+def take_device(worker: int) -> None:
+    """Let this process see one device: the caller's `worker`-th, from the first again where there are fewer.
+
+    Before CUDA starts, since it reads CUDA_VISIBLE_DEVICES once. By UUID, which is no other device to anyone.
+
+    Raises:
+        InvalidInput: as `list_gpus` and `visible_devices`.
+    """
+    visible = visible_here()
+    os.environ[_DEVICES] = visible[worker % len(visible)].uuid
+
+
+def visible_here() -> list[Gpu]:
+    """The devices that this process would see; raises InvalidInput, as `list_gpus` and `visible_devices`."""
+    return visible_devices(os.environ.get(_DEVICES), list_gpus(), os.environ.get(_ORDER))
+
+
 def describe_gpu() -> dict[str, str] | None:
     """The first device that this process would see, for the evidence; None where it would see none.
 
@@ -106,7 +123,7 @@ def describe_gpu() -> dict[str, str] | None:
     Raises:
         InvalidInput: as `list_gpus` and `visible_devices`.
     """
-    visible = visible_devices(os.environ.get(_DEVICES), list_gpus(), os.environ.get(_ORDER))
+    visible = visible_here()
     if not visible:
         return None
     gpu = visible[0]

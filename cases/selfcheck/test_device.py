@@ -1,6 +1,9 @@
 """GPUs as NVML lists them, and CUDA_VISIBLE_DEVICES as CUDA reads it, without either."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,3 +209,62 @@ def test_evidence_describes_the_first_visible_gpu(monkeypatch: pytest.MonkeyPatc
 
 def test_importing_asks_nothing_of_nvml() -> None:
     assert "pynvml" not in vars(device)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (None, [FIRST, SECOND, THIRD, FIRST]),
+        ("2,0", [THIRD, FIRST, THIRD, FIRST]),
+        ("GPU-1a2c", [SECOND, SECOND, SECOND, SECOND]),
+    ],
+)
+def test_workers_take_the_callers_devices_in_turn(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, taken: list[Gpu]
+) -> None:
+    monkeypatch.setattr(device, "list_gpus", lambda: ALIKE)
+    for worker, expected in enumerate(taken):
+        if given is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        device.take_device(worker)
+        assert device.visible_here() == [expected]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected.uuid
+
+
+CONFTEST = """
+import sys
+from loadproof.fixtures import options
+from loadproof.harness import device
+
+device.list_gpus = lambda: [device.Gpu(f"GPU-{n}", "NVIDIA H200", (9, 0), "580", "13.0", 1) for n in range(3)]
+options.version = lambda name: "2.13.0+cu130"
+"""
+TEST = """
+import os
+import pytest
+import sys
+
+@pytest.mark.parametrize("number", range(8))
+def test_device(worker_id, number):
+    assert "torch" not in sys.modules
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == {"gw0": "GPU-2", "gw1": "GPU-0"}[worker_id]
+"""
+
+
+@pytest.mark.parametrize("count", ["2", "auto"])
+def test_worker_takes_its_device_before_torch_is_imported(tmp_path: Path, count: str) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_worker.py").write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-n", count, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--loadproof-device", "cuda"],
+        cwd=tmp_path,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2,0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "created: 2/2 workers" in done.stdout
+    assert "8 passed" in done.stdout, done.stdout + done.stderr
