@@ -60,11 +60,37 @@ def prepare(device: str, kernel: str, transformers: bool) -> None:
 
     if device == "cuda":
         importlib.import_module("cuda.bindings.driver")
-    if transformers:
-        importlib.import_module(f"{__package__}.models.work").preload()
+    if transformers and stays_alone(preload_models):
+        preload_models()
     # A child that needs what is missing says so itself, to whom it concerns.
     with suppress(LoadproofError):
         make_kernel(kernel).build_id()
+
+
+def preload_models() -> None:
+    """Import transformers' models."""
+    importlib.import_module(f"{__package__}.models.work").preload()
+
+
+def stays_alone(work: Callable[[], None]) -> bool:
+    """Whether `work` starts no thread and leaves CUDA alone here, tried in a fork: it may not be undone.
+
+    Some packages do, where transformers finds them. Without the preload, each engine imports for itself.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = int(threads() > 1 or cuda_touched())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def threads() -> int:
+    """Of this process."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def start_device(device: str) -> None:
@@ -137,7 +163,7 @@ def serve(server: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     children: set[int] = set()
     main = Channel(server)
-    main.send({"ready": os.getpid(), "threads": len(os.listdir("/proc/self/task")), "modules": _preloaded()})
+    main.send({"ready": os.getpid(), "threads": threads(), "modules": _preloaded()})
     try:
         while True:
             readable, _, _ = select.select([server.fileno(), wake_read], [], [])
@@ -155,7 +181,7 @@ def serve(server: socket.socket) -> None:
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)
-                main.send({"pid": pid, "threads": len(os.listdir("/proc/self/task")), "cuda": cuda_touched()})
+                main.send({"pid": pid, "threads": threads(), "cuda": cuda_touched()})
     except Closed:
         pass
     finally:

@@ -5,11 +5,14 @@ The spare is tried without a GPU: there it finds no CUDA, and waits for its job 
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from loadproof.harness import forkserver as forkserver_module
 from loadproof.harness.launch import Child, Forkserver, Needs
 
 CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
@@ -76,3 +79,10 @@ def test_closed_forkserver_leaves_no_spare(forkserver: Forkserver, tmp_path: Pat
     pid = spare(forkserver).pid
     forkserver.close()
     assert not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_what_would_start_a_thread_is_not_preloaded() -> None:
+    assert forkserver_module.stays_alone(lambda: None)
+    assert not forkserver_module.stays_alone(lambda: threading.Thread(target=time.sleep, args=(60,)).start())
+    assert not forkserver_module.stays_alone(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert forkserver_module.threads() == threading.active_count()

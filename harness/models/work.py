@@ -64,6 +64,8 @@ class ModelWork:
 
 def preload() -> None:
     """Import what building a model imports, which takes seconds: once, before engines are forked."""
+    # transformers would import it, and SciPy and pandas with it, for assisted generation alone.
+    vars(transformers.utils)["is_sklearn_available"] = lambda: False
     for architecture in ARCHITECTURES.values():
         getattr(transformers, architecture.causal_lm)
 
