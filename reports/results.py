@@ -41,7 +41,7 @@ class Result:
 
 
 def results(cases: Sequence[CaseView]) -> list[Result]:
-    """In the order of the checks; a case without evidence counts under every one."""
+    """In the order of the checks; a case without evidence counts under every one, and a model has eight."""
     found: dict[str, Result] = {}
     refusals = Result(REFUSALS)
     for case in cases:
@@ -61,11 +61,9 @@ def results(cases: Sequence[CaseView]) -> list[Result]:
                             result.figures[name] = result.figures.get(name, 0) + count
                 else:
                     result._failed(case, check.verdict)
-    claimed = [case for case in cases if case.expected is not Outcome.REFUSED]
+    lost = [case for case in cases if case.expected is not Outcome.REFUSED and not case.record]
     for result in found.values():
-        result.of = len(claimed)
-        missing = result.of - result.held - result.verdicts.total()
-        if missing:
-            result.verdicts[Outcome.INCOMPLETE.value] += missing
-            result.first = result.first or next((case for case in claimed if not case.record), None)
+        for case in lost:
+            result._failed(case, Outcome.INCOMPLETE)
+        result.of = result.held + result.verdicts.total()
     return [*found.values(), *([refusals] if refusals.of else [])]

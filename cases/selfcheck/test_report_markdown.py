@@ -12,6 +12,8 @@ from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
 from loadproof.reports.markdown import LIMIT_BYTES, render_markdown
+from loadproof.reports.results import results
+from loadproof.reports.view import cases_in_order
 from loadproof.reports.wording import CLAIM, EXPECTED_REFUSALS, NON_CLAIMS
 
 HOSTILE = "</details>```<img src=x onerror=alert(1)> | a | [x](javascript:1) @all\n# h"
@@ -50,6 +52,15 @@ def test_each_check_has_its_exact_result_and_command() -> None:
     )
     assert "[b]" in table["outputs&#95;exact"]
     assert table["pointers&#95;shared"].startswith("2/3 PASS, 3,264 bytes compared, 1 INCOMPLETE | ")
+
+
+def test_a_check_counts_the_cases_that_have_it() -> None:
+    model = case_record("a-model")
+    model = model.model_copy(update={"checks": [c for c in model.checks if c.name != "contents_preserved"]})
+    found = {each.name: each for each in results(cases_in_order(run_of(case_record("a"), model)))}
+    assert (found["outputs_exact"].held, found["outputs_exact"].of) == (2, 2)
+    assert (found["contents_preserved"].held, found["contents_preserved"].of) == (1, 1)
+    assert not found["contents_preserved"].verdicts
 
 
 def test_a_good_run_has_one_command() -> None:
