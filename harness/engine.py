@@ -17,6 +17,7 @@ from .formats import ProcessedLayer
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
 from .loaders import CacheRequest, Loaded, load_from_cache, load_from_disk
+from .memory_in_use import memory_in_use
 from .model_spec import PlainTensor
 from .scratch import save_tensors
 from .spec import LayerSpec
@@ -118,7 +119,9 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     """Load, prove where the memory is, run, and show that running changed nothing."""
     reporter.phase("started", threads=torch.get_num_threads())
     kernel = make_kernel(job.kernel)
+    memory = memory_in_use("before", job.device)
     loaded = load(job, kernel)
+    memory |= memory_in_use("loaded", job.device)
     reporter.phase("loaded", **describe(loaded))
     if loaded.attached:
         reporter.await_go()
@@ -127,7 +130,8 @@ def live(job: EngineJob, reporter: Reporter) -> None:
     with watched_kernels(kernel, job.device) as launched:
         results = work.run()
     reporter.phase("located", places_after=places(work.tensors()))
-    reporter.phase("ran", kernels=launched, **work.observed())
+    memory |= memory_in_use("ran", job.device)
+    reporter.phase("ran", kernels=launched, memory_bytes=memory, **work.observed())
     save_tensors({name: tensor.cpu() for name, tensor in results.items()}, job.results)
     lost = loaded.attached is not None and loaded.attached.client.lost()
     reporter.phase("finished", tensors_after=digests(work.tensors()), daemon_lost=lost)

@@ -47,7 +47,7 @@ class TestFreeMemoryOfTheWholeDevice:
         # The size of the whole memory, which describes a GPU.
         assert wrong.pop("harness/device.py", ["nvmlDeviceGetMemoryInfo"]) == ["nvmlDeviceGetMemoryInfo"]
         # What an engine notes for people; the checks never see it.
-        noted = wrong.pop("harness/models/memory.py", ["mem_get_info", "memory_allocated"])
+        noted = wrong.pop("harness/memory_in_use.py", ["mem_get_info", "memory_allocated"])
         assert noted == ["mem_get_info", "memory_allocated"]
         assert not any("memory" in names_in(f) for f in (ROOT / "harness" / "checks").glob("*.py"))
         assert {name: found for name, found in wrong.items() if found} == {}

@@ -15,7 +15,6 @@ from . import ARCHITECTURES
 from .build import build
 from .describe import describe_model
 from .generate import generate
-from .memory import memory_in_use
 from .points import points
 
 
@@ -33,13 +32,12 @@ class ModelWork:
     ) -> None:
         """Build the model of the loaded tensors; raises WrongTensor."""
         self._flags = make_deterministic()
-        self._memory = memory_in_use("loaded", device)
         architecture = ARCHITECTURES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]]
         self._model, self._groups = build(
             checkpoint, architecture, loaded.layers, loaded.plain, kernel, device
         )
         self._points = points(architecture, self._model.config.num_hidden_layers)
-        self._prompts, self._new_tokens, self._device = prompts, new_tokens, device
+        self._prompts, self._new_tokens = prompts, new_tokens
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """See `Work.tensors`: asked of the model's modules, not of what was loaded."""
@@ -52,14 +50,13 @@ class ModelWork:
     def run(self) -> dict[str, torch.Tensor]:
         """See `generate`, and `description`: uint8, JSON of `describe_model` after the run."""
         results = generate(self._model, self._prompts, self._new_tokens, self._points)
-        self._memory |= memory_in_use("ran", self._device)
         text = json.dumps(describe_model(self._model)).encode()
         return results | {"description": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def observed(self) -> dict[str, Any]:
-        """GEMMs of each fused layer, the flags that decide bytes, and memory in use (information)."""
+        """GEMMs of each fused layer, and the flags that decide bytes."""
         gemms = {group.linear.processed.name: group.gemms for group in self._groups}
-        return {"gemms": gemms, "flags": self._flags, "memory_bytes": self._memory}
+        return {"gemms": gemms, "flags": self._flags}
 
 
 def preload() -> None:
