@@ -175,7 +175,7 @@ class RouteRecord(_Record):
     weights: dict[str, str] = {}
     """`manifest_digest` of all weights by moment: `held` at first, `after` the run, `daemon` afterwards."""
     memory_bytes: dict[str, int] = {}
-    """Memory in use by moment, as `harness.memory_in_use` names it: information. Empty where it was not measured."""
+    """Memory in use by moment: see `harness.memory_in_use`. Empty where it was not measured."""
     timings_ms: dict[str, float] = {}
     """Milliseconds from the start of the route to the end of each phase."""
 

@@ -257,6 +257,7 @@ _VOLATILE: dict[str, Callable[[Any], Any]] = {
     "pid": lambda _: 1,
     "daemon_pid": lambda pid: pid and 1,
     "timings_ms": lambda phases: dict.fromkeys(phases, 0.0),
+    "memory_bytes": lambda moments: dict.fromkeys(moments, 0),
     "duration_ms": lambda _: 0.0,
     "allocation": lambda name: name.partition(":")[0],
 }

@@ -17,7 +17,17 @@ from loadproof.harness.launch import Forkserver
 ROOT = Path(__file__).resolve().parents[2]
 CASES = "(synthetic-fp8-qkv-n149-k57-unequal or synthetic-fp8-qkv-n160-k64-unequal) and not killed"
 """Four cases: aligned and padded, on both transports."""
-PER_RUN = ("pid", "exit", "timings_ms", "allocation", "daemon_pid", "run_id", "duration_ms", "node_id")
+PER_RUN = (
+    "pid",
+    "exit",
+    "timings_ms",
+    "memory_bytes",
+    "allocation",
+    "daemon_pid",
+    "run_id",
+    "duration_ms",
+    "node_id",
+)
 
 
 def run_pytest(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
