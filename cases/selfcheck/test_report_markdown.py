@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
-from loadproof.harness.record import Counts
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import CheckRecord, Counts
 from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
@@ -50,6 +51,20 @@ def test_each_check_has_its_exact_result_and_command() -> None:
     )
     assert "[b]" in table["outputs&#95;exact"]
     assert table["pointers&#95;shared"].startswith("2/3 PASS, 3,264 bytes compared, 1 INCOMPLETE | ")
+
+
+def test_a_check_is_due_of_its_kind_of_case() -> None:
+    """A whole model has no `gemm_bounded`: that is no lack, while a layer without one is INCOMPLETE."""
+    gemm = CheckRecord(
+        name="gemm_bounded", verdict=Outcome.PASS, detail="Within bounds.", evidence={"outputs": 7}
+    )
+    layer, bare, model = (case_record(name) for name in ("layer", "bare", "model"))
+    layer = layer.model_copy(update={"checks": [*layer.checks, gemm]})
+    model = model.model_copy(update={"case": model.case | {"projection": "model"}})
+    assert "| gemm&#95;bounded | 1/1 PASS, 7 outputs compared |" in render_markdown(run_of(layer, model))
+    short = render_markdown(run_of(layer, bare, model))
+    assert "| gemm&#95;bounded | 1/2 PASS, 7 outputs compared, 1 INCOMPLETE |" in short
+    assert "| outputs&#95;exact | 3/3 PASS, " in short
 
 
 def test_a_good_run_has_one_command() -> None:
