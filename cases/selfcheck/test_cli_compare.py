@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,14 @@ def test_markdown_stays_below_its_limit_and_states_the_cut(tmp_path: Path) -> No
     cut = re.search(r"(\d+) more rows: `loadproof compare --format html`", text)
     assert cut
     assert text.count("| gone |") + int(cut[1]) == 999
+
+
+def test_a_run_that_was_changed_is_not_compared(two: tuple[Path, Path]) -> None:
+    """Evidence that was edited to say the same on both sides must not come out as unchanged."""
+    before, after = two
+    shutil.rmtree(after / "evidence")
+    lines = (after / "evidence.jsonl").read_text()
+    (after / "evidence.jsonl").write_text(lines.replace('"pid":', '"pid":1', 1))
+    ended = run_command("compare", before, after)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "evidence.jsonl line 1" in ended.stderr
