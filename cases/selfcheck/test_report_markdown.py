@@ -8,7 +8,7 @@ import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CheckRecord, Counts
+from loadproof.harness.record import CheckRecord, Counts, ErrorRecord
 from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
@@ -146,6 +146,26 @@ def test_show_prints_one_case(
     assert capsys.readouterr().out.startswith("✓ PASS  good")
     assert command(monkeypatch, "show", "brok", "--run", folder, "--json") == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "BYTES"
+
+
+def test_show_sends_nothing_to_the_terminal_but_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sly = "\x1b]0;title\x07\n::add-mask::PASS\u202e"
+    good = case_record("sly")
+    lost = good.routes["ipc"].model_copy(
+        update={"route_taken": sly, "error": ErrorRecord(type=sly, message=sly)}
+    )
+    outputs = [output.model_copy(update={"sha256": sly}) for output in good.routes["ordinary"].outputs[:1]]
+    ordinary = good.routes["ordinary"].model_copy(update={"outputs": outputs})
+    checks = [check.model_copy(update={"name": sly, "detail": sly}) for check in good.checks]
+    routes = good.routes | {"ipc": lost, "ordinary": ordinary}
+    folder = store(run_of(good.model_copy(update={"routes": routes, "checks": checks})), tmp_path / "run")
+    command(monkeypatch, "show", "sly", "--run", folder)
+    told = capsys.readouterr().out
+    assert "add-mask" in told
+    assert not set(told) & set("\x1b\x07\u202e")
+    assert "\n::" not in told
 
 
 def test_an_unusable_input_is_one_line_and_status_two(
