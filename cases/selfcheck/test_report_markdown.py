@@ -111,6 +111,21 @@ def test_a_long_run_is_cut_and_says_so() -> None:
         assert re.search(rf"\d+ more {what} in report\.html", markdown)
 
 
+@pytest.mark.parametrize("limit", [LIMIT_BYTES, 900_000])
+def test_long_commands_and_names_do_not_break_the_limit(limit: int) -> None:
+    """A selection may name every case, and each failing check repeats its command."""
+    checks = [
+        CheckRecord(name=f"{n}{'|' * 500}", verdict=Outcome.BYTES, detail="x" * 100_000) for n in range(200)
+    ]
+    failing = failing_record("b").model_copy(update={"checks": checks, "node_id": "n" * 100_000})
+    run = run_of(failing, commands={"run": f"./validate -k '{'case or ' * 20_000}'"}, messages=["|" * 99_999])
+    text = render_markdown(run, limit)
+    assert len(text.encode()) <= limit
+    assert "more checks in report.html" in text
+    assert "too long for a table" in text
+    assert "| b **BYTES** |" in text
+
+
 def test_the_hook_leaves_the_three_reports_and_no_other_file(tmp_path: Path) -> None:
     run = run_of(case_record("a"))
     pytest_loadproof_run_written(store(run, tmp_path))
