@@ -75,7 +75,7 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is."""
+    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is or none is common."""
     comparison = compare_runs(load_intact(before), load_intact(after))
     text = _comparison_text(comparison, Format.JSON if as_json else form)
     if output is not None:
@@ -83,7 +83,7 @@ def compare(
         typer.echo(f"Wrote {output}", err=True)
     else:
         typer.echo(text, nl=False)
-    raise typer.Exit(1 if comparison.broken else 0)
+    raise typer.Exit(1 if comparison.broken or comparison.disjoint else 0)
 
 
 def _comparison_text(comparison: Comparison, form: Format) -> str:
