@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loadproof.cases.selfcheck.sealed_runs import edit
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.record import Verdict
@@ -99,4 +100,22 @@ def test_what_only_python_reads_is_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"node_id":"', '"node_id":"\\ud800', 1))
     assert "ud800" in file.read_text()
     with pytest.raises(InvalidInput, match="every reader"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("libraries", ["x", 1, ["x"], [{"file": "lib.so"}]])
+def test_libraries_are_described_or_refused(tmp_path: Path, libraries: Any) -> None:
+    run_json = store(run_of(case_record("a")), tmp_path) / "run.json"
+    edit(run_json, lambda data: data["environment"].update(libraries=libraries))
+    with pytest.raises(InvalidInput, match=r"run\.json.*environment"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["id", "logical_widths", "m_values"])
+def test_a_case_is_described_or_refused(tmp_path: Path, name: str) -> None:
+    edit(
+        store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json",
+        lambda data: data["case"].update({name: None}),
+    )
+    with pytest.raises(InvalidInput, match=name):
         load_run(tmp_path)
