@@ -75,7 +75,7 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is or none is common."""
+    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is or none in both."""
     comparison = compare_runs(load_intact(before), load_intact(after))
     text = _comparison_text(comparison, Format.JSON if as_json else form)
     if output is not None:
