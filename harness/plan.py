@@ -68,10 +68,10 @@ def summarise(
     came = controls or {}
     messages = [*messages, *_of_controls(plan, came)]
     entries = [_entry(case_id, expected, records.get(case_id)) for case_id, expected in plan.cases.items()]
-    counts = _counts(entries)
+    counts = counts_of(entries)
     return RunRecord(
         run_id=plan.run_id,
-        verdict=_verdict(counts, messages, refuted),
+        verdict=verdict_of(counts, messages, refuted=refuted),
         scope=plan.scope,
         started=plan.started,
         duration_s=duration_s,
@@ -108,7 +108,8 @@ def _entry(case_id: str, expected: Outcome, record: CaseRecord | None) -> CaseEn
     )
 
 
-def _counts(entries: list[CaseEntry]) -> Counts:
+def counts_of(entries: list[CaseEntry]) -> Counts:
+    """How the planned cases ended."""
     holding = [e for e in entries if e.verdict is e.expected]
     refused = sum(e.verdict is Outcome.REFUSED for e in holding)
     incomplete = sum(e.verdict is Outcome.INCOMPLETE for e in entries)
@@ -121,7 +122,8 @@ def _counts(entries: list[CaseEntry]) -> Counts:
     )
 
 
-def _verdict(counts: Counts, messages: list[str], refuted: bool) -> Verdict:
+def verdict_of(counts: Counts, messages: list[str], *, refuted: bool = False) -> Verdict:
+    """The verdict of a run; `messages` and `refuted` as in `summarise`."""
     if counts.failed or refuted:
         return Verdict.NOT_EQUIVALENT
     # Refusals alone hold as they should, and show nothing equivalent.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 
 from .errors import LoadproofError
 from .outcome import Outcome
@@ -243,6 +243,23 @@ class DaemonRecord(_Record):
     stderr_tail: str = ""
 
 
+class LibraryRecord(_Record):
+    """A compiled library that computes, in `environment["libraries"]`."""
+
+    package: str
+    version: str
+    file: str
+    """As RECORD names it."""
+    bytes: int
+    record_sha256: str | None
+    """None where its package has no RECORD."""
+    disk_sha256: str
+    equal: bool
+
+
+_LIBRARIES = TypeAdapter(list[LibraryRecord])
+
+
 class CaseRecord(_Record):
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
@@ -259,6 +276,16 @@ class CaseRecord(_Record):
     daemon: DaemonRecord = DaemonRecord()
     model: ModelRecord | None = None
     duration_ms: float
+
+    @field_validator("case")
+    @classmethod
+    def _is_described(cls, case: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(case.get("id", ""), str):
+            raise ValueError("id is no text")
+        for name in ("logical_widths", "m_values"):
+            if not isinstance(case.get(name, []), list):
+                raise ValueError(f"{name} is no list")
+        return case
 
     @property
     def id(self) -> str:
@@ -383,3 +410,9 @@ class RunRecord(_Record):
     cases: list[CaseEntry]
     chain: ChainRecord | None = None
     """None where the run did not end in order."""
+
+    @field_validator("environment")
+    @classmethod
+    def _libraries_are_described(cls, environment: dict[str, Any]) -> dict[str, Any]:
+        _LIBRARIES.validate_python(environment.get("libraries", []))
+        return environment

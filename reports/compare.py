@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import OutputRecord
+from loadproof.harness.record import OutputRecord, Verdict
 
 from .load import Run
 from .text import flatten, scalar
@@ -72,6 +72,8 @@ class Comparison:
     incomparable: tuple[Fact, ...]
     """Facts because of which equal bytes are not to be expected; empty where they are."""
     cases: tuple[CaseChange, ...]
+    verdicts: tuple[Verdict, Verdict]
+    """Of the runs themselves, before and after."""
 
     def of(self, status: Status) -> list[CaseChange]:
         return [case for case in self.cases if case.status is status]
@@ -86,7 +88,18 @@ class Comparison:
 
     @property
     def broken(self) -> bool:
-        return bool(self.of(Status.BROKEN))
+        """A case is, or the run is EQUIVALENT no longer: a twin or a message, which are no case, tell why."""
+        return bool(self.of(Status.BROKEN)) or self.lost_verdict
+
+    @property
+    def lost_verdict(self) -> bool:
+        before, after = self.verdicts
+        return before is Verdict.EQUIVALENT is not after
+
+    @property
+    def disjoint(self) -> bool:
+        """No case is in both runs, so that nothing was compared."""
+        return all(case.before is None or case.after is None for case in self.cases)
 
     def to_json(self) -> dict[str, Any]:
         return {"broken": self.broken, "counts": self.counts} | asdict(self)
@@ -104,6 +117,7 @@ def compare(before: Run, after: Run) -> Comparison:
         environment=tuple(_differing(_environment(before), _environment(after))),
         incomparable=tuple(_differing(_deciding(before), _deciding(after))),
         cases=tuple(sorted(cases, key=lambda case: order.index(case.status))),
+        verdicts=(before.record.verdict, after.record.verdict),
     )
 
 

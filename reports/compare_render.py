@@ -22,7 +22,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Headline, environment, then what changed."""
-    console.print(Text(headline(comparison), style=_STYLES["bad" if comparison.broken else "ok"]))
+    console.print(
+        Text(
+            headline(comparison),
+            style=_STYLES["bad" if comparison.broken else "warn" if comparison.disjoint else "ok"],
+        )
+    )
     console.print(Text(f"before {one_line(comparison.before)}, after {one_line(comparison.after)}"))
     if reason := warning(comparison):
         console.print(Text(one_line(reason), style=_STYLES["warn"]))

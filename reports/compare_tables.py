@@ -32,14 +32,16 @@ class Table:
 
 def verdict(comparison: Comparison) -> str:
     """Whether something is broken."""
-    return "SOMETHING IS BROKEN" if comparison.broken else "NOTHING IS BROKEN"
+    if comparison.broken:
+        return "SOMETHING IS BROKEN"
+    return "NOTHING WAS COMPARED" if comparison.disjoint else "NOTHING IS BROKEN"
 
 
 def counts(comparison: Comparison) -> str:
-    """How many cases went which way."""
-    return (
-        ", ".join(f"{count} {status}" for status, count in comparison.counts.items() if count) or "no cases"
-    )
+    """How many cases went which way, and what became of the run where it lost its verdict."""
+    told = [f"{count} {status}" for status, count in comparison.counts.items() if count] or ["no cases"]
+    lost = [f"the run was {' and is '.join(comparison.verdicts)}"] if comparison.lost_verdict else []
+    return ", ".join([*told, *lost])
 
 
 def headline(comparison: Comparison) -> str:

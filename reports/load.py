@@ -4,7 +4,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from loadproof.harness.errors import InvalidInput
-from loadproof.harness.plan import PLAN_FILE, Plan, control_file, summarise
+from loadproof.harness.plan import PLAN_FILE, Plan, control_file, counts_of, summarise, verdict_of
 from loadproof.harness.record import (
     SCHEMA_VERSION,
     CaseRecord,
@@ -131,11 +131,15 @@ def read_text(path: Path) -> str:
 
 def parse(model: type[_Model], text: str, where: str) -> _Model:
     """A record of this schema version; raises InvalidInput that blames `where`."""
-    with suppress(ValidationError):
+    try:
         return model.model_validate_json(text)
+    except ValidationError as error:
+        refused = error
     # It is read again, slower, only to say what is wrong.
     try:
         data = json.loads(text)
+    except RecursionError as error:
+        raise _invalid(where, "JSON", "nesting too deep") from error
     except ValueError as error:
         raise _invalid(where, "JSON", str(error)) from error
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -143,11 +147,13 @@ def parse(model: type[_Model], text: str, where: str) -> _Model:
         remedy = f"Use {'a newer' if version > SCHEMA_VERSION else 'an older'} loadproof."
         raise InvalidInput(where, expected=f"schema_version {SCHEMA_VERSION}", found=version, remedy=remedy)
     try:
-        return model.model_validate(data)
+        model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the record"
         raise _invalid(where, f"a {model.__name__}", f"{field}: {first['msg']}") from error
+    # Python's reader takes what others refuse, as lone surrogates.
+    raise _invalid(where, "JSON that every reader reads alike", refused.errors()[0]["msg"])
 
 
 def _require_usable(case: CaseRecord, run_id: str, where: str) -> None:
@@ -173,10 +179,19 @@ def _require_consistent(record: RunRecord, by_id: dict[str, CaseRecord]) -> None
         if case and (case.verdict, case.expected) != (entry.verdict, entry.expected):
             said = f"{entry.verdict} in run.json and {case.verdict} in the evidence"
             raise _invalid(f"case {entry.id!r}", "one verdict", said)
+    if record.counts != (counted := counts_of(record.cases)):
+        raise _invalid("run.json: counts", f"those of its cases, {counted}", str(record.counts))
+    if record.verdict is not Verdict.EQUIVALENT:
+        return
     shown = [case for case in by_id.values() if case.holds]
-    if record.verdict is Verdict.EQUIVALENT and (not entries or len(shown) != len(entries)):
+    if not entries or len(shown) != len(entries):
         found = f"evidence that {len(shown)} of {len(entries)} hold"
         raise _invalid("run.json", "EQUIVALENT only where every case holds", found)
+    if verdict_of(counted, record.messages) is not Verdict.EQUIVALENT:
+        found = "; ".join(record.messages) or "refusals alone"
+        raise _invalid(
+            "run.json", "EQUIVALENT only where something was verified and nothing went wrong", found
+        )
 
 
 def _invalid(where: object, expected: str, found: str) -> InvalidInput:

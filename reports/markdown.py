@@ -14,9 +14,12 @@ from .text import clean, duration, flatten, one_line, short_hash
 from .view import CaseView, cases_in_order, device, values_of
 
 LIMIT_BYTES = 60_000
-_REST_BYTES = 22_000
-"""For all that is not a row of the table of cases."""
+_FRAME_BYTES = 500
+"""Of the table of cases: its header, and the line that tells of a cut."""
+_RESULTS_BYTES = 12_000
 _PART_BYTES = 3_000
+_COMMAND_CHARACTERS = 600
+"""Of a command in a table; one that is cut would not run, so it is left out whole."""
 _CELL_CHARACTERS = 200
 _HEADER = "| Case | Ordinary | Fallback | IPC | IPC repeat | Output sha256 | Shared |\n" + "|---" * 7 + "|"
 _ACTIVE = re.compile(r"[\\`*_{}\[\]<>&|~#!@$()]")
@@ -30,19 +33,22 @@ def render_markdown(run: Run, limit: int = LIMIT_BYTES) -> str:
 
 def markdown_of(run: Run, cases: list[CaseView], found: list[Result], limit: int = LIMIT_BYTES) -> str:
     """The same, of what has been worked out already."""
-    parts = [
+    before = [
         f"## loadproof: {wording.headline(run.record)}",
         _summary(run),
         *_messages(run.record),
         _results(run, found),
         _controls(run.record),
-        _table(cases, limit - _REST_BYTES),
+    ]
+    after = [
         f"Environment: {_environment(run.record)}",
         _commands(run),
         _evidence(run),
         _bullets("Claims", wording.claims(run.record)),
         _bullets("Non-claims", wording.NON_CLAIMS),
     ]
+    rest = sum(len(f"{part}\n\n".encode()) for part in (*before, *after))
+    parts = [*before, _table(cases, limit - rest - _FRAME_BYTES), *after]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -89,7 +95,8 @@ def _results(run: Run, found: list[Result]) -> str:
         for each in found
     ]
     header = "| Check | Exact result | Command |\n|---|---|---|"
-    return "\n".join([header, *rows]) if rows else ""
+    shown = _within(rows, len(rows), _RESULTS_BYTES, "\n{} more checks in report.html")
+    return f"{header}\n{shown}" if rows else ""
 
 
 def _controls(record: RunRecord) -> str:
@@ -102,6 +109,8 @@ def _controls(record: RunRecord) -> str:
 def _code(command: str) -> str:
     """A command as code that no table cell or entity can break."""
     line = one_line(command).replace("|", "\\|")
+    if len(line) > _COMMAND_CHARACTERS:
+        return "too long for a table: see report.html"
     return f"`{line}`" if line and "`" not in line else escape(line) or "none"
 
 

@@ -24,9 +24,9 @@ from loadproof.harness.record import (
 )
 from loadproof.harness.shards import plan_digest, reunited
 
+from .intact import require_intact
 from .load import Run, line_texts, load_run, parse
 from .merge_environment import merged_environment
-from .verify import verify
 from .write import write_reports
 
 TWIN_FILE = "twin.jsonl"
@@ -58,12 +58,7 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
 
 
 def _shard(folder: Path) -> Run:
-    verification = verify(folder)
-    if verification.problems:
-        first = verification.problems[0]
-        more = f" (and {len(verification.problems) - 1} more)" if verification.problems[1:] else ""
-        remedy = f"See `loadproof verify {folder}`."
-        raise _refused(f"{folder}: {first.where}", first.expected, first.found + more, remedy)
+    require_intact(folder)
     run = load_run(folder)
     if run.record.shard is None:
         remedy = (

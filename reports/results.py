@@ -41,9 +41,14 @@ class Result:
 
 
 def results(cases: Sequence[CaseView]) -> list[Result]:
-    """In the order of the checks; a case without evidence counts under every one, and a model has eight."""
+    """In the order of the checks; a case without evidence counts under every one.
+
+    A check is due of every case of a kind, layer or whole model, if it was made on one: a layer without it is
+    INCOMPLETE, and a check that layers alone have is not held against a model.
+    """
     found: dict[str, Result] = {}
     refusals = Result(REFUSALS)
+    due: dict[bool, set[str]] = {True: set(), False: set()}
     for case in cases:
         if case.expected is Outcome.REFUSED:
             refusals.of += 1
@@ -52,6 +57,7 @@ def results(cases: Sequence[CaseView]) -> list[Result]:
             else:
                 refusals._failed(case, case.verdict)
         elif case.record:
+            due[_is_model(case)].update(check.name for check in case.record.checks)
             for check in case.record.checks:
                 result = found.get(check.name) or found.setdefault(check.name, Result(check.name))
                 if check.verdict is Outcome.PASS:
@@ -61,9 +67,16 @@ def results(cases: Sequence[CaseView]) -> list[Result]:
                             result.figures[name] = result.figures.get(name, 0) + count
                 else:
                     result._failed(case, check.verdict)
-    lost = [case for case in cases if case.expected is not Outcome.REFUSED and not case.record]
+    claimed = [case for case in cases if case.expected is not Outcome.REFUSED]
     for result in found.values():
-        for case in lost:
-            result._failed(case, Outcome.INCOMPLETE)
-        result.of = result.held + result.verdicts.total()
+        about = [case for case in claimed if case.record is None or result.name in due[_is_model(case)]]
+        result.of = len(about)
+        missing = result.of - result.held - result.verdicts.total()
+        if missing:
+            result.verdicts[Outcome.INCOMPLETE.value] += missing
+            result.first = result.first or next((case for case in about if not case.record), None)
     return [*found.values(), *([refusals] if refusals.of else [])]
+
+
+def _is_model(case: CaseView) -> bool:
+    return case.record is not None and case.record.case.get("projection") == "model"

@@ -14,7 +14,7 @@ from loadproof.harness.record import Verdict
 from .compare import Comparison
 from .compare import compare as compare_runs
 from .compare_render import print_comparison, render_html, render_markdown
-from .load import load_run
+from .intact import load_intact
 from .merge import merge as merge_runs
 from .text import one_line
 from .verify import Verification
@@ -75,15 +75,15 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is."""
-    comparison = compare_runs(load_run(before), load_run(after))
+    """Hold two runs side by side, environment first: 0 nothing is broken, 1 something is or none in both."""
+    comparison = compare_runs(load_intact(before), load_intact(after))
     text = _comparison_text(comparison, Format.JSON if as_json else form)
     if output is not None:
         write_atomically(output, text)
         typer.echo(f"Wrote {output}", err=True)
     else:
         typer.echo(text, nl=False)
-    raise typer.Exit(1 if comparison.broken else 0)
+    raise typer.Exit(1 if comparison.broken or comparison.disjoint else 0)
 
 
 def _comparison_text(comparison: Comparison, form: Format) -> str:

@@ -14,7 +14,7 @@ def case_summary(case: CaseView) -> str:
         *(_route_line(case, name) for name in case.routes),
         "",
         *_check_lines(case),
-        f"outputs {short_hash(case.output_digest) or 'none'}",
+        f"outputs {one_line(short_hash(case.output_digest)) or 'none'}",
     ]
     return "\n".join([*lines, *([f"rerun   {one_line(case.rerun)}"] if case.rerun else [])])
 
@@ -24,13 +24,14 @@ def _route_line(case: CaseView, name: str) -> str:
     line = f"{name:<11} {wording.symbol(outcome)} {outcome:<12}"
     if route is None:
         return f"{line} nothing recorded"
-    error = f"  {route.error.type}: {one_line(route.error.message)}" if route.error else ""
-    return f"{line} came by {route.route_taken}{error}"
+    error = f"  {route.error.type}: {route.error.message}" if route.error else ""
+    return f"{line} came by {one_line(route.route_taken + error)}"
 
 
 def _check_lines(case: CaseView) -> list[str]:
     checks = case.record.checks if case.record else []
     return [
-        f"{check.name:<20} {wording.symbol(check.verdict)} {check.verdict:<12} {one_line(check.detail)}"
+        f"{one_line(check.name):<20} {wording.symbol(verdict)} {verdict:<12} {one_line(check.detail)}"
         for check in checks
+        for verdict in [check.verdict]
     ]

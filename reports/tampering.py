@@ -73,10 +73,10 @@ def entry_problems(run: Json, sealed: list[Json]) -> Iterator[Problem]:
         found = "others, or another order or number of them"
         yield Problem("run.json: cases", "the entries that were chained", found)
     for index, (entry, true) in enumerate(zip(run["cases"], sealed, strict=True)):
-        for field in entry:
-            if entry[field] != true[field]:
+        for field in true:
+            if field not in entry or entry[field] != true[field]:
                 where = f"run.json: cases[{index}].{field} of {entry['id']}"
-                yield Problem(where, str(true[field]), str(entry[field]))
+                yield Problem(where, str(true[field]), str(entry.get(field, "no such field")))
 
 
 def evidence_problems(run: Json, sealed: list[Json], source: Source) -> Iterator[Problem]:

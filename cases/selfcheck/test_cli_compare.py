@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord
+from loadproof.harness.record import CaseRecord, Verdict
 from loadproof.reports.compare import Status, compare
 from loadproof.reports.compare_render import render_html, render_markdown
 from loadproof.reports.load import load_run
@@ -227,3 +228,35 @@ def test_markdown_stays_below_its_limit_and_states_the_cut(tmp_path: Path) -> No
     cut = re.search(r"(\d+) more rows: `loadproof compare --format html`", text)
     assert cut
     assert text.count("| gone |") + int(cut[1]) == 999
+
+
+def test_a_run_that_was_changed_is_not_compared(two: tuple[Path, Path]) -> None:
+    """Evidence that was edited to say the same on both sides must not come out as unchanged."""
+    before, after = two
+    shutil.rmtree(after / "evidence")
+    lines = (after / "evidence.jsonl").read_text()
+    (after / "evidence.jsonl").write_text(lines.replace('"pid":', '"pid":1', 1))
+    ended = run_command("compare", before, after)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "evidence.jsonl line 1" in ended.stderr
+
+
+def test_a_run_that_lost_its_verdict_is_broken_though_its_cases_hold(tmp_path: Path) -> None:
+    """A twin that differs, or a planted defect that was missed, stands in no case."""
+    before = write_run(tmp_path / "before", [case_record("a")])
+    after = write_run(tmp_path / "after", [case_record("a")], verdict=Verdict.NOT_EQUIVALENT)
+    ended = run_command("compare", before, after)
+    assert ended.status == 1
+    told = "SOMETHING IS BROKEN: 1 unchanged, the run was EQUIVALENT and is NOT_EQUIVALENT"
+    assert told in " ".join(ended.stdout.split())
+    assert run_command("compare", after, before).status == 0
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_runs_without_a_common_case_compare_nothing(tmp_path: Path, form: str) -> None:
+    before = write_run(tmp_path / "before", [case_record("a")])
+    after = write_run(tmp_path / "after", [case_record("b")])
+    ended = run_command("compare", before, after, "--format", form)
+    assert ended.status == 1
+    assert "NOTHING WAS COMPARED" in ended.stdout
+    assert "NOTHING IS BROKEN" not in ended.stdout

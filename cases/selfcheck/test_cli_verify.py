@@ -118,6 +118,12 @@ def set_in(*path: str | int, to: Any) -> Callable[[Any], None]:
             id="entry-digest",
         ),
         pytest.param(
+            "run.json",
+            lambda data: data["cases"][1].pop("sha256"),
+            "run.json: cases[1].sha256 of b-memfd",
+            id="entry-without-digest",
+        ),
+        pytest.param(
             "run.json", set_in("chain", "cases", to="0" * 64), "run.json: chain.cases", id="chain-cases"
         ),
         pytest.param(

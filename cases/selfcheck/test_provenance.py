@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadproof.fixtures import libraries
-from loadproof.fixtures.libraries import describe_libraries
+from loadproof.fixtures.libraries import VLLM_LIBRARY, describe_libraries
+from loadproof.harness.kernels.vllm import LIBRARY_VARIABLE
 
 CONTENT = b"a kernel"
 
@@ -47,3 +48,29 @@ def test_a_missing_library_is_told(installed: Path) -> None:
     installed.unlink()
     (found,) = describe_libraries("cpu")
     assert (found["equal"], found["disk_sha256"]) == (False, "no such file")
+
+
+@pytest.mark.parametrize("wheel", [True, False])
+def test_a_vllm_that_is_named_and_not_installed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: bool
+) -> None:
+    """It is the one that runs, so its hash is the one that counts."""
+    library = tmp_path / "vllm" / "_C_stable_libtorch.abi3.so"
+    library.parent.mkdir()
+    library.write_bytes(CONTENT)
+    if wheel:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(CONTENT).digest()).decode().rstrip("=")
+        (info := tmp_path / "vllm-0.33.0.dist-info").mkdir()
+        (info / "RECORD").write_text(f"vllm/{library.name},sha256={digest},{len(CONTENT)}\n")
+    monkeypatch.setitem(libraries._COMPUTING, "cuda", {})
+    monkeypatch.setenv(VLLM_LIBRARY, str(library))
+    (found,) = describe_libraries("cuda")
+    assert VLLM_LIBRARY == LIBRARY_VARIABLE
+    assert found["disk_sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert (found["file"], found["version"]) == (
+        "vllm/_C_stable_libtorch.abi3.so",
+        "0.33.0" if wheel else "of no wheel",
+    )
+    assert (found["record_sha256"], found["equal"]) == (
+        (found["disk_sha256"], True) if wheel else (None, False)
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loadproof.cases.selfcheck.sealed_runs import edit
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.record import Verdict
@@ -68,3 +69,53 @@ def test_reports_are_made_from_the_lines_alone_and_lie_beside_them(tmp_path: Pat
     (tmp_path / "evidence.jsonl").write_text("".join(f"{case.model_dump_json()}\n" for case in run.cases))
     write_reports(tmp_path / "evidence.jsonl")
     assert {file.name for file in tmp_path.iterdir()} >= {"report.html", "validation.md", "junit.xml"}
+
+
+def test_counts_are_those_of_the_cases(tmp_path: Path) -> None:
+    run = run_of(case_record("a"))
+    run_json = store(run, tmp_path) / "run.json"
+    told = run.record.counts.model_copy(update={"verified": 999})
+    run_json.write_text(run.record.model_copy(update={"counts": told}).model_dump_json())
+    with pytest.raises(InvalidInput, match="counts"):
+        load_run(tmp_path)
+
+
+def test_equivalent_contradicts_a_message(tmp_path: Path) -> None:
+    run = run_of(case_record("a"), messages=["Worker gw0 was killed."])
+    with pytest.raises(InvalidInput, match="gw0"):
+        load_run(store(run, tmp_path))
+
+
+@pytest.mark.parametrize("file", ["run.json", "evidence/case-0.json"])
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
+def test_deep_nesting_is_refused(tmp_path: Path, file: str, text: str) -> None:
+    (store(run_of(case_record("a")), tmp_path) / file).write_text(text)
+    with pytest.raises(InvalidInput, match="nesting"):
+        load_run(tmp_path)
+
+
+def test_what_only_python_reads_is_refused(tmp_path: Path) -> None:
+    """A lone surrogate passes Python's reader, and no report could be written."""
+    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json"
+    file.write_text(file.read_text().replace('"node_id":"', '"node_id":"\\ud800', 1))
+    assert "ud800" in file.read_text()
+    with pytest.raises(InvalidInput, match="every reader"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("libraries", ["x", 1, ["x"], [{"file": "lib.so"}]])
+def test_libraries_are_described_or_refused(tmp_path: Path, libraries: Any) -> None:
+    run_json = store(run_of(case_record("a")), tmp_path) / "run.json"
+    edit(run_json, lambda data: data["environment"].update(libraries=libraries))
+    with pytest.raises(InvalidInput, match=r"run\.json.*environment"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["id", "logical_widths", "m_values"])
+def test_a_case_is_described_or_refused(tmp_path: Path, name: str) -> None:
+    edit(
+        store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json",
+        lambda data: data["case"].update({name: None}),
+    )
+    with pytest.raises(InvalidInput, match=name):
+        load_run(tmp_path)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
-from loadproof.harness.record import Counts
+from loadproof.harness.outcome import Outcome
+from loadproof.harness.record import CheckRecord, Counts, ErrorRecord
 from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
 from loadproof.reports.markdown import LIMIT_BYTES, render_markdown
-from loadproof.reports.results import results
-from loadproof.reports.view import cases_in_order
 from loadproof.reports.wording import CLAIM, EXPECTED_REFUSALS, NON_CLAIMS
 
 HOSTILE = "</details>```<img src=x onerror=alert(1)> | a | [x](javascript:1) @all\n# h"
@@ -54,13 +53,18 @@ def test_each_check_has_its_exact_result_and_command() -> None:
     assert table["pointers&#95;shared"].startswith("2/3 PASS, 3,264 bytes compared, 1 INCOMPLETE | ")
 
 
-def test_a_check_counts_the_cases_that_have_it() -> None:
-    model = case_record("a-model")
-    model = model.model_copy(update={"checks": [c for c in model.checks if c.name != "contents_preserved"]})
-    found = {each.name: each for each in results(cases_in_order(run_of(case_record("a"), model)))}
-    assert (found["outputs_exact"].held, found["outputs_exact"].of) == (2, 2)
-    assert (found["contents_preserved"].held, found["contents_preserved"].of) == (1, 1)
-    assert not found["contents_preserved"].verdicts
+def test_a_check_is_due_of_its_kind_of_case() -> None:
+    """A whole model has no `gemm_bounded`: that is no lack, while a layer without one is INCOMPLETE."""
+    gemm = CheckRecord(
+        name="gemm_bounded", verdict=Outcome.PASS, detail="Within bounds.", evidence={"outputs": 7}
+    )
+    layer, bare, model = (case_record(name) for name in ("layer", "bare", "model"))
+    layer = layer.model_copy(update={"checks": [*layer.checks, gemm]})
+    model = model.model_copy(update={"case": model.case | {"projection": "model"}})
+    assert "| gemm&#95;bounded | 1/1 PASS, 7 outputs compared |" in render_markdown(run_of(layer, model))
+    short = render_markdown(run_of(layer, bare, model))
+    assert "| gemm&#95;bounded | 1/2 PASS, 7 outputs compared, 1 INCOMPLETE |" in short
+    assert "| outputs&#95;exact | 3/3 PASS, " in short
 
 
 def test_a_good_run_has_one_command() -> None:
@@ -107,6 +111,21 @@ def test_a_long_run_is_cut_and_says_so() -> None:
         assert re.search(rf"\d+ more {what} in report\.html", markdown)
 
 
+@pytest.mark.parametrize("limit", [LIMIT_BYTES, 900_000])
+def test_long_commands_and_names_do_not_break_the_limit(limit: int) -> None:
+    """A selection may name every case, and each failing check repeats its command."""
+    checks = [
+        CheckRecord(name=f"{n}{'|' * 500}", verdict=Outcome.BYTES, detail="x" * 100_000) for n in range(200)
+    ]
+    failing = failing_record("b").model_copy(update={"checks": checks, "node_id": "n" * 100_000})
+    run = run_of(failing, commands={"run": f"./validate -k '{'case or ' * 20_000}'"}, messages=["|" * 99_999])
+    text = render_markdown(run, limit)
+    assert len(text.encode()) <= limit
+    assert "more checks in report.html" in text
+    assert "too long for a table" in text
+    assert "| b **BYTES** |" in text
+
+
 def test_the_hook_leaves_the_three_reports_and_no_other_file(tmp_path: Path) -> None:
     run = run_of(case_record("a"))
     pytest_loadproof_run_written(store(run, tmp_path))
@@ -142,6 +161,26 @@ def test_show_prints_one_case(
     assert capsys.readouterr().out.startswith("✓ PASS  good")
     assert command(monkeypatch, "show", "brok", "--run", folder, "--json") == 1
     assert json.loads(capsys.readouterr().out)["verdict"] == "BYTES"
+
+
+def test_show_sends_nothing_to_the_terminal_but_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sly = "\x1b]0;title\x07\n::add-mask::PASS\u202e"
+    good = case_record("sly")
+    lost = good.routes["ipc"].model_copy(
+        update={"route_taken": sly, "error": ErrorRecord(type=sly, message=sly)}
+    )
+    outputs = [output.model_copy(update={"sha256": sly}) for output in good.routes["ordinary"].outputs[:1]]
+    ordinary = good.routes["ordinary"].model_copy(update={"outputs": outputs})
+    checks = [check.model_copy(update={"name": sly, "detail": sly}) for check in good.checks]
+    routes = good.routes | {"ipc": lost, "ordinary": ordinary}
+    folder = store(run_of(good.model_copy(update={"routes": routes, "checks": checks})), tmp_path / "run")
+    command(monkeypatch, "show", "sly", "--run", folder)
+    told = capsys.readouterr().out
+    assert "add-mask" in told
+    assert not set(told) & set("\x1b\x07\u202e")
+    assert "\n::" not in told
 
 
 def test_an_unusable_input_is_one_line_and_status_two(
