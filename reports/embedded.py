@@ -15,8 +15,10 @@ from markupsafe import Markup
 from .load import Run
 from .text import names_a_home
 
+CASES = 500
+"""In a page with its evidence, which takes as long to pack as the rest of the page to render."""
 PACKED_BYTES = 600_000
-"""Of evidence in a page, before base64: a page of 1,000 cases stays below 2 MB, and of 10,000 below 10 MB."""
+"""Of evidence in a page, before base64: the page stays below 2 MB."""
 UNPACKED_BYTES = 64_000_000
 """Of evidence in a page: what whoever verifies a page from elsewhere must have room for."""
 UNPACKER_BYTES = 32_000_000
@@ -45,6 +47,8 @@ def embed(run: Run) -> Embedded:
     """The run's evidence for the page, unless the page must do without."""
     if run.record.chain is None:
         return Embedded(UNSEALED)
+    if len(run.cases) > CASES:
+        return Embedded(TOO_LARGE)
     packer, packed, size = lzma.LZMACompressor(preset=_PRESET), bytearray(), 0
     for line in _lines(run):
         if names_a_home(line):

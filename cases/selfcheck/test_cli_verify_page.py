@@ -215,9 +215,9 @@ def test_two_islands_are_refused(alone: Path) -> None:
 def test_evidence_that_is_too_large_stays_outside_and_the_page_says_so(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for bound in ("PACKED_BYTES", "UNPACKED_BYTES"):
+    for bound, value in {"CASES": 2, "PACKED_BYTES": 500, "UNPACKED_BYTES": 500}.items():
         with monkeypatch.context() as patch:
-            patch.setattr(embedded, bound, 500)
+            patch.setattr(embedded, bound, value)
             page = render(run, tmp_path / "report.html")
             assert Page.read(page).evidence is None
             assert TOO_LARGE in page.read_text()
