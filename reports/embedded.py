@@ -72,7 +72,7 @@ def unpack(island: str, folder: Path) -> None:
     """
     unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKER_BYTES)
     try:
-        data = unpacker.decompress(base64.b64decode(island, validate=True), UNPACKED_BYTES + 1)
+        data = unpacker.decompress(base64.b64decode(island), UNPACKED_BYTES + 1)
     except lzma.LZMAError as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof or len(data) > UNPACKED_BYTES:
