@@ -11,6 +11,7 @@ from markupsafe import Markup
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 
 from . import text, wording
+from .embedded import embed
 from .facts import CASE_LABELS, facts_of
 from .figures import case_timeline, pointer_figure, tensor_bytes
 from .heatmap import heat_map
@@ -41,6 +42,7 @@ def render_html(run: Run) -> str:
             kernels=values_of(run, "kernel"),
             evidence_sha256=run.sha256,
             digest=json_island(_digest(run)),
+            embedded=embed(run),
             names=json_island({"chunk": CHUNK, "lines": CASE_LABELS, "routes": page.labels}),
             style=Markup(style),  # our own files, as they are
             script=Markup(script),

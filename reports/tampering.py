@@ -95,7 +95,7 @@ def evidence_problems(run: Json, sealed: list[Json], source: Source) -> Iterator
         elif case_id in held:
             yield Problem(where, f"one record of {case_id}", f"a second one, beside {held[case_id]}")
         elif (found := digest(record)) != digests[case_id]:
-            yield _changed(where, digests[case_id], found)
+            yield _changed(where, digests[case_id], f"{found} of {case_id}")
         held.setdefault(case_id, where)
     for case_id, file in files.items():
         where = file if source.named_by_case else source.name

@@ -25,6 +25,11 @@ def clean(text: str) -> str:
     return _HOME.sub("~", text) if "/" in text else text
 
 
+def names_a_home(text: str) -> bool:
+    """Whether `clean` would shorten a path."""
+    return _HOME.search(text) is not None
+
+
 def one_line(text: str) -> str:
     """`clean`, with every run of white space as one space."""
     return " ".join(clean(text).split())

@@ -1,10 +1,9 @@
 """`loadproof verify`: holds a run against its digest chain, and names what does not fit."""
 
-import json
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from loadproof.harness.checkpoint import strict_json
@@ -12,7 +11,7 @@ from loadproof.harness.errors import InvalidInput
 from loadproof.harness.plan import PLAN_FILE
 from loadproof.harness.record import CaseRecord, RunRecord, Verdict
 
-from .html import render_html
+from .embedded import unpack
 from .load import UNENDED, line_texts, load_run, parse, read_text
 from .tampering import (
     Json,
@@ -23,6 +22,7 @@ from .tampering import (
     evidence_problems,
     sealed_entries,
 )
+from .verify_page import Page
 
 SELF_REPORTED = (
     "The evidence is self-reported, not attested: whoever rewrites every file can rewrite the head too. "
@@ -31,7 +31,6 @@ SELF_REPORTED = (
 PUBLISHED = "The head is the published one; the evidence is self-reported all the same, not attested."
 WITHOUT_RUN = "There is no run.json beside it: whether these are all cases, and unchanged, cannot be said."
 WITHOUT_EVIDENCE = "There is no evidence beside it: that the page tells of this run is the page's own word."
-_ISLAND = re.compile(r'<script type="application/json" id="evidence-digest">(.*?)</script>', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +78,49 @@ def _verify(path: Path, published: str | None) -> Verification:
     folder = path if path.is_dir() else path.parent
     if not path.is_dir() and path.suffix not in (".jsonl", ".html"):
         raise _unusable(path, "a run's folder, evidence.jsonl or report.html", "something else")
+    if path.suffix == ".html":
+        return _verify_page(Page.read(path), folder, published)
     if (folder / "run.json").exists():
         return _verify_run(folder, path)
-    if path.suffix == ".html":
-        if published is None:
-            raise _unusable(path, "run.json beside it, or --head", "neither")
-        return _verify_lone_page(path)
     if path.suffix == ".jsonl" and not (folder / PLAN_FILE).exists():
         return _verify_lone_lines(path)
     run = load_run(path)
     return Verification(
         run_id=run.record.run_id, verdict=run.record.verdict, cases=len(run.cases), head=None, note=UNENDED
     )
+
+
+def _verify_page(page: Page, folder: Path, published: str | None) -> Verification:
+    """A page by the run beside it, or by the evidence that it carries, or else its word alone."""
+    if (folder / "run.json").exists():
+        return _with_page(_verify_run(folder, folder), page, folder)
+    if page.evidence is not None:
+        return _verify_embedded(page, page.evidence)
+    if published is None:
+        raise _unusable(page.where, "evidence in the page, run.json beside it, or --head", "none of them")
+    return Verification(
+        run_id=page.run_id, verdict=Verdict.INCOMPLETE, cases=0, head=page.head, note=WITHOUT_EVIDENCE
+    )
+
+
+def _verify_embedded(page: Page, evidence: str) -> Verification:
+    with TemporaryDirectory(prefix="loadproof-") as name:
+        folder = Path(name)
+        try:
+            unpack(evidence, folder)
+        except ValueError as error:
+            raise _unusable(f"{page.where}, embedded evidence", "xz in base64", str(error)) from error
+        try:
+            found = _verify_run(folder, folder)
+        except InvalidInput as error:
+            raise _unusable(f"{page.where}, embedded {error.where}", error.expected, error.found) from error
+        named = [replace(each, where=f"{page.where}, embedded {each.where}") for each in found.problems]
+        return _with_page(replace(found, problems=tuple(named)), page, folder)
+
+
+def _with_page(found: Verification, page: Page, folder: Path) -> Verification:
+    problems = page.problems(folder, found.head, readable=found.intact)
+    return replace(found, problems=(*found.problems, *problems))
 
 
 def _verify_run(folder: Path, path: Path) -> Verification:
@@ -104,14 +134,11 @@ def _verify_run(folder: Path, path: Path) -> Verification:
         problems += evidence_problems(run, sealed, source)
     if not problems:
         problems += _contradictions(folder)
-    head = str(run["chain"]["head"])
-    if path.suffix == ".html":
-        problems += _page_problems(path, folder, head, readable=not problems)
     return Verification(
         run_id=run["run_id"],
         verdict=Verdict(run["verdict"]),
         cases=len({r["case"]["id"] for source in sources for r in source.records.values()}),
-        head=head,
+        head=str(run["chain"]["head"]),
         problems=tuple(problems),
     )
 
@@ -171,36 +198,6 @@ def _contradictions(folder: Path) -> Iterator[Problem]:
         load_run(folder)
     except InvalidInput as error:
         yield Problem(error.where, error.expected, error.found)
-
-
-def _page_problems(page: Path, folder: Path, head: str, *, readable: bool) -> Iterator[Problem]:
-    text = read_text(page)
-    if (found := _island(text, page)["head"]) != head:
-        yield Problem(page.name, f"the page of head {head}", f"the page of head {found}")
-    elif readable and render_html(load_run(folder)) != text:
-        found = "another: changed, or made by another loadproof (`loadproof render` makes it again)"
-        yield Problem(page.name, "the page that this evidence gives", found)
-
-
-def _verify_lone_page(page: Path) -> Verification:
-    island = _island(read_text(page), page)
-    return Verification(
-        run_id=island["run_id"],
-        verdict=Verdict.INCOMPLETE,
-        cases=0,
-        head=island["head"],
-        note=WITHOUT_EVIDENCE,
-    )
-
-
-def _island(text: str, page: Path) -> dict[str, str]:
-    """`run_id` and `head` as the page carries them."""
-    found = _ISLAND.findall(text)
-    try:
-        (island,) = [json.loads(one) for one in found]
-        return {"run_id": str(island["run_id"]), "head": str(island["head"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unusable(page, "one evidence-digest with run_id and head", f"{len(found)} of them") from error
 
 
 def _verify_lone_lines(lines: Path) -> Verification:

@@ -56,6 +56,11 @@ def edit(file: Path, change: Callable[[Any], None]) -> None:
     file.write_text(json.dumps(data, indent=1))
 
 
+def head_of(run: Path) -> str:
+    """The head of its chain."""
+    return str(json.loads((run / "run.json").read_text())["chain"]["head"])
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a command ended."""
@@ -76,3 +81,11 @@ def run_command(*arguments: object) -> Ended:
             status = end.code
     assert isinstance(status, int)
     return Ended(status, stdout.getvalue(), stderr.getvalue())
+
+
+def complaints(run: Path, *options: object) -> list[str]:
+    """What verify blames; that it says at least one thing, and exits with 2, is part of the question."""
+    ended = run_command("verify", run, *options)
+    assert ended.status == 2, ended
+    assert ended.stderr
+    return [line.removeprefix("loadproof: ") for line in ended.stderr.splitlines()]

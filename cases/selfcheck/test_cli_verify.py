@@ -10,10 +10,8 @@ import pytest
 
 from loadproof.harness.chain import sealed
 from loadproof.harness.record import RunRecord, Verdict
-from loadproof.reports.html import render_html
-from loadproof.reports.load import load_run
 
-from .sealed_runs import edit, run_command, write_files, write_run
+from .sealed_runs import complaints, edit, head_of, run_command, write_files, write_run
 from .test_report_samples import case_record, failing_record
 
 IDS = ("a-memfd", "b-memfd", "c-memfd")
@@ -22,18 +20,6 @@ IDS = ("a-memfd", "b-memfd", "c-memfd")
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", [case_record(case_id) for case_id in IDS])
-
-
-def head_of(run: Path) -> str:
-    return str(json.loads((run / "run.json").read_text())["chain"]["head"])
-
-
-def complaints(run: Path, *options: object) -> list[str]:
-    """What verify blames; that it says at least one thing, and exits with 2, is part of the question."""
-    ended = run_command("verify", run, *options)
-    assert ended.status == 2, ended
-    assert ended.stderr
-    return [line.removeprefix("loadproof: ") for line in ended.stderr.splitlines()]
 
 
 def test_untouched_run_is_intact_as_folder_and_as_lines(run: Path) -> None:
@@ -255,44 +241,3 @@ def test_run_without_a_chain_is_refused(run: Path) -> None:
     edit(run / "run.json", set_in("chain", to=None))
     (complaint,) = complaints(run)
     assert "expected a digest chain, found none" in complaint
-
-
-def island(run: Path, head: str) -> str:
-    told = json.dumps({"run_id": load_run(run).record.run_id, "head": head})
-    return f'<script type="application/json" id="evidence-digest">{told}</script>'
-
-
-@pytest.fixture
-def page(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A report whose island names the run's head, until the template carries one."""
-    from loadproof.reports import verify
-
-    def render(read: Any) -> str:
-        page = render_html(read)
-        missing = 'id="evidence-digest"' not in page
-        return page.replace("</body>", island(run, head_of(run)) + "</body>") if missing else page
-
-    monkeypatch.setattr(verify, "render_html", render)
-    (run / "report.html").write_text(render(load_run(run)))
-    return run / "report.html"
-
-
-def test_page_beside_its_evidence_is_verified(page: Path) -> None:
-    assert run_command("verify", page).status == 0
-
-
-def test_changed_page_is_named(run: Path, page: Path) -> None:
-    text = page.read_text()
-    page.write_text(text.replace("EQUIVALENT", "SPLENDID"))
-    assert complaints(page)[0].startswith("report.html: expected the page that this evidence gives")
-    page.write_text(text.replace(head_of(run), "0" * 64))
-    assert complaints(page)[0].startswith(f"report.html: expected the page of head {head_of(run)}")
-
-
-def test_page_alone_is_held_against_the_published_head(run: Path, page: Path, tmp_path: Path) -> None:
-    alone = shutil.copy(page, tmp_path / "mailed.html")
-    assert "--head" in complaints(Path(alone))[0]
-    ended = run_command("verify", alone, "--head", head_of(run))
-    assert ended.status == 1
-    assert "page's own word" in ended.stdout
-    assert complaints(Path(alone), "--head", "0" * 64)[0].startswith("head of the chain")
