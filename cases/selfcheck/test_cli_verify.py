@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadproof.harness.chain import sealed
-from loadproof.harness.record import RunRecord, Verdict
+from loadproof.harness.record import RunRecord, ShardRecord, Verdict
 from loadproof.reports.html import render_html
 from loadproof.reports.load import load_run
 
@@ -296,3 +296,13 @@ def test_page_alone_is_held_against_the_published_head(run: Path, page: Path, tm
     assert ended.status == 1
     assert "page's own word" in ended.stdout
     assert complaints(Path(alone), "--head", "0" * 64)[0].startswith("head of the chain")
+
+
+def test_verdict_is_told_with_its_limits(tmp_path: Path) -> None:
+    """An intact shard of a CPU run is not the whole, and says nothing of a GPU."""
+    shard = ShardRecord(index=1, count=4, plan="0" * 64)
+    part = write_run(tmp_path / "part", [case_record("a-memfd")], shard=shard)
+    told = run_command("verify", part).stdout
+    assert "INTACT  EQUIVALENT · CPU DEFAULT ONLY · SHARD 1/4 ONLY" in told
+    whole = write_run(tmp_path / "whole", [case_record("a-memfd")], scope="gpu")
+    assert "INTACT  EQUIVALENT  run" in run_command("verify", whole).stdout
