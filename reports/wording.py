@@ -46,7 +46,7 @@ def headline(record: RunRecord) -> str:
 
 
 def limits(record: RunRecord) -> str:
-    """What follows a verdict wherever it is told: ` · CPU DEFAULT ONLY`, ` · SHARD 1/4 ONLY`, both or none."""
+    """What follows a verdict wherever it is told: ` · CPU DEFAULT ONLY`, ` · SHARD 1/4 ONLY`, both, none."""
     shard = record.shard
     part = f" · SHARD {shard.index}/{shard.count} ONLY" if shard and shard.count > 1 else ""
     return (f" · {CPU_ONLY}" if record.scope == "cpu-default" else "") + part
