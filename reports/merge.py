@@ -30,6 +30,7 @@ from .merge_environment import merged_environment
 from .write import write_reports
 
 TWIN_FILE = "twin.jsonl"
+_FILE_NAME = re.compile(r"[^./\0][^/\0]*")
 _OF_ONE_SHARD = re.compile(r" --loadproof-(?:shard|out)(?:=| )\S+")
 
 
@@ -47,6 +48,7 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
     shards.sort(key=lambda run: _part(run).index)
     _require_one_plan(shards)
     record, cases = _joined(shards)
+    _require_file_names(cases)
     for case in cases:
         write_atomically(out / evidence_file(case.id), case.model_dump_json(indent=1) + "\n")
     write_atomically(out / "evidence.jsonl", "".join(f"{case.model_dump_json()}\n" for case in cases))
@@ -151,6 +153,14 @@ def _require_cover(shards: list[Run], order: list[str], expected: Mapping[str, O
     if found != plan:
         told = f"{len(order)} cases with digest {found}"
         raise _refused("shards", f"the cases of plan {plan}", told, "Run the shards of one selection.")
+
+
+def _require_file_names(cases: Iterable[CaseRecord]) -> None:
+    """Evidence is written under its case's id, which is another's word and must not lead out of here."""
+    for case in cases:
+        if not _FILE_NAME.fullmatch(case.id):
+            expected = "cases whose ids are file names"
+            raise _refused("shards", expected, repr(case.id), "Merge shards that loadproof wrote.")
 
 
 def _commands(shards: Iterable[Run]) -> dict[str, str]:

@@ -101,7 +101,7 @@ def _comparison_text(comparison: Comparison, form: Format) -> str:
 
 
 def _verification_text(found: Verification) -> str:
-    verdict = found.verdict.value.replace("_", " ")
+    verdict = found.verdict.value.replace("_", " ") + found.limits
     word = f"INTACT  {verdict}" if found.intact else f"NOT INTACT  problems: {len(found.problems)}"
     lines = [
         f"{word}  run {one_line(found.run_id)}, {found.cases} cases",

@@ -23,6 +23,7 @@ from .tampering import (
     sealed_entries,
 )
 from .verify_page import Page
+from .wording import limits
 
 SELF_REPORTED = (
     "The evidence is self-reported, not attested: whoever rewrites every file can rewrite the head too. "
@@ -46,6 +47,8 @@ class Verification:
     """Head of the chain; None where there is no chain to hold the files against."""
     problems: tuple[Problem, ...] = ()
     note: str = SELF_REPORTED
+    limits: str = ""
+    """What follows the verdict, as in `wording.limits`."""
 
     @property
     def intact(self) -> bool:
@@ -86,7 +89,12 @@ def _verify(path: Path, published: str | None) -> Verification:
         return _verify_lone_lines(path)
     run = load_run(path)
     return Verification(
-        run_id=run.record.run_id, verdict=run.record.verdict, cases=len(run.cases), head=None, note=UNENDED
+        run_id=run.record.run_id,
+        verdict=run.record.verdict,
+        cases=len(run.cases),
+        head=None,
+        note=UNENDED,
+        limits=limits(run.record),
     )
 
 
@@ -140,6 +148,7 @@ def _verify_run(folder: Path, path: Path) -> Verification:
         cases=len({r["case"]["id"] for source in sources for r in source.records.values()}),
         head=str(run["chain"]["head"]),
         problems=tuple(problems),
+        limits=limits(RunRecord.model_validate(run)),
     )
 
 

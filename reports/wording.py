@@ -42,9 +42,14 @@ def verdict_words(record: RunRecord) -> str:
 
 def headline(record: RunRecord) -> str:
     """The verdict with its scope: a CPU run cannot be taken for a GPU run, nor a part for the whole."""
+    return verdict_words(record) + limits(record)
+
+
+def limits(record: RunRecord) -> str:
+    """What follows a verdict wherever it is told: ` · CPU DEFAULT ONLY`, ` · SHARD 1/4 ONLY`, both, none."""
     shard = record.shard
     part = f" · SHARD {shard.index}/{shard.count} ONLY" if shard and shard.count > 1 else ""
-    return verdict_words(record) + (f" · {CPU_ONLY}" if record.scope == "cpu-default" else "") + part
+    return (f" · {CPU_ONLY}" if record.scope == "cpu-default" else "") + part
 
 
 def claims(record: RunRecord) -> tuple[str, ...]:

@@ -10,10 +10,20 @@ from typing import Any
 
 import pytest
 
+from loadproof.harness.chain import sealed
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, ControlRecord, ShardRecord, TwinRecord, Verdict
+from loadproof.harness.record import (
+    CaseEntry,
+    CaseRecord,
+    ControlRecord,
+    Counts,
+    RunRecord,
+    ShardRecord,
+    TwinRecord,
+    Verdict,
+)
 from loadproof.harness.shards import Shard, plan_digest, reunited
 from loadproof.reports.html import render_html
 from loadproof.reports.load import Run, load_run
@@ -301,3 +311,30 @@ def test_four_merged_shards_give_the_report_of_the_run_that_was_not_sharded(tmp_
     part = load_run(tmp_path / "s1")
     assert "SHARD 1/4 ONLY" in (tmp_path / "s1" / "validation.md").read_text()
     assert 0 < len(part.cases) < len(whole.cases)
+
+
+@pytest.mark.parametrize("case_id", ["../../escaped", "/escaped", "..", "a\0b", ""])
+def test_an_id_cannot_lead_out_of_the_folder(tmp_path: Path, case_id: str) -> None:
+    """The shard's digests are right: whoever writes a shard writes its digests too."""
+    case = case_record(case_id, run_id="20260105-101501-aa01")
+    plan = plan_digest("cpu-default", {case_id: Outcome.PASS})
+    entry = CaseEntry(id=case_id, verdict=Outcome.PASS, expected=Outcome.PASS, file="evidence/x.json")
+    shard = ShardRecord(index=1, count=1, plan=plan)
+    counts = Counts(planned=1, verified=1, failed=0, incomplete=0, refused_as_expected=0)
+    record = RunRecord(
+        run_id=case.run_id,
+        verdict=Verdict.EQUIVALENT,
+        scope="cpu-default",
+        started="2026-01-05T10:15:00+00:00",
+        duration_s=1.0,
+        counts=counts,
+        environment={},
+        shard=shard,
+        cases=[entry],
+    )
+    folder = tmp_path / "deep" / "shard"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(sealed(record, [case]).model_dump_json())
+    (folder / "evidence.jsonl").write_text(case.model_dump_json() + "\n")
+    assert "found" in refusal(tmp_path / "deep" / "whole", folder)
+    assert sorted(file.name for file in tmp_path.rglob("*.json")) == ["run.json"]

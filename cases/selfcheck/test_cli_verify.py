@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadproof.harness.chain import sealed
-from loadproof.harness.record import RunRecord, Verdict
+from loadproof.harness.record import RunRecord, ShardRecord, Verdict
 
 from .sealed_runs import complaints, edit, head_of, run_command, write_files, write_run
 from .test_report_samples import case_record, failing_record
@@ -241,3 +241,13 @@ def test_run_without_a_chain_is_refused(run: Path) -> None:
     edit(run / "run.json", set_in("chain", to=None))
     (complaint,) = complaints(run)
     assert "expected a digest chain, found none" in complaint
+
+
+def test_verdict_is_told_with_its_limits(tmp_path: Path) -> None:
+    """An intact shard of a CPU run is not the whole, and says nothing of a GPU."""
+    shard = ShardRecord(index=1, count=4, plan="0" * 64)
+    part = write_run(tmp_path / "part", [case_record("a-memfd")], shard=shard)
+    told = run_command("verify", part).stdout
+    assert "INTACT  EQUIVALENT · CPU DEFAULT ONLY · SHARD 1/4 ONLY" in told
+    whole = write_run(tmp_path / "whole", [case_record("a-memfd")], scope="gpu")
+    assert "INTACT  EQUIVALENT  run" in run_command("verify", whole).stdout
