@@ -16,6 +16,7 @@ from .launch import Forkserver
 from .model_spec import Asked, ModelCaseSpec
 from .models.observe import observe_model
 from .observation import CaseObservation
+from .one_thread import one_thread
 from .record import CaseRecord, ErrorRecord
 from .recording import record_case
 from .runner import ProofRequest, Runner
@@ -61,8 +62,9 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
     # Short and private: a socket path has 107 bytes, and other users have no business in it.
     scratch = make_scratch()
     try:
-        seen = _observe(request, Runner(request, subject, scratch), scratch)
-        return record_case(request, seen, (time.monotonic() - started) * 1e3)
+        with one_thread():
+            seen = _observe(request, Runner(request, subject, scratch), scratch)
+            return record_case(request, seen, (time.monotonic() - started) * 1e3)
     finally:
         remove_scratch(scratch)
 

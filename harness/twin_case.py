@@ -1,8 +1,7 @@
 """The twin of a layer case: loadproof's own layers through `prove_twin`, as anybody's would go."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from .inputs import make_inputs
 from .kernels import Kernel, make_kernel
 from .layers import FusedFp8Linear
 from .loaders import process_layer
+from .one_thread import one_thread
 from .outcome import Outcome
 from .record import TwinRecord
 from .spec import CaseSpec, LayerSpec
@@ -74,7 +74,7 @@ def twin_record(case: CaseSpec, tensors: Mapping[str, torch.Tensor], origin: Pat
     started, kernel = time.perf_counter(), make_kernel(case.kernel)
     record = partial(TwinRecord, run_id=run_id, case=case.describe(), kernels=kernel.launched)
     try:
-        with _one_thread():
+        with one_thread():
             proof = _prove(case, kernel, tensors, origin)
     except TwinFailure as failure:
         ended = partial(record, verdict=Outcome(failure.verdict), detail=str(failure))
@@ -95,14 +95,3 @@ def _prove(case: CaseSpec, kernel: Kernel, tensors: Mapping[str, torch.Tensor], 
         apply=FusedFp8Module.forward,
         inputs=[x.to(case.device) for x in inputs.values()],
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As engines run. For products this small, waking a pool on a busy host takes longer than they do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
