@@ -15,7 +15,7 @@ from typing import Any
 
 from .atomic_file import unwritable
 from .channel import Channel, Closed
-from .errors import LaunchError, ProcessTimeout
+from .errors import LaunchError, OutputUnwritable, ProcessTimeout
 from .scratch import make_scratch, remove_scratch
 
 START_SECONDS = 120.0
@@ -83,7 +83,12 @@ class Forkserver:
         if prepared != needs or child.wait(0) is not None:
             child.end()
             return None
-        child.move_stderr(stderr)
+        try:
+            child.move_stderr(stderr)
+        except OutputUnwritable:
+            # Another filesystem, or no place at all: a process started for this file finds out which.
+            child.end()
+            return None
         return child
 
     def _spawned(self, needs: Needs, stderr: Path) -> "Child":

@@ -77,6 +77,8 @@ class ModelObservation:
     """Modules after which hidden states are digested."""
     derived: dict[str, str]
     """Full tensor name to sha256 of the bytes that must be served, by the independent derivation."""
+    embedding: torch.Tensor
+    """[vocabulary, hidden], as the checkpoint stores it: shows which tokens an engine was fed."""
     new_tokens: int
 
 

@@ -104,6 +104,13 @@ def entry_set(index: int, **fields: Any) -> Callable[[dict[str, Any]], object]:
 
 
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "two-tensors-of-one-full-name": lambda manifest: (
+        [
+            manifest["entries"][name].__setitem__(slice(0, 2), pair)
+            for name, pair in (("layer", ["a.b", "a"]), ("tensor", ["c", "b.c"]))
+        ]
+        and manifest.update(layers=["a"])
+    ),
     "overlap": entry_set(1, offset=0),
     "misaligned": entry_set(2, offset=5121),
     "out-of-bounds": entry_set(0, offset=1 << 30),

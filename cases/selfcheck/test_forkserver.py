@@ -5,6 +5,7 @@ The spare is tried without a GPU: there it finds no CUDA, and waits for its job 
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadproof.harness import forkserver as forkserver_module
+from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.launch import Child, Forkserver, Needs
 
 CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
@@ -56,6 +58,21 @@ def test_next_process_on_a_gpu_is_the_spare(forkserver: Forkserver, tmp_path: Pa
 def test_no_spare_on_a_cpu(forkserver: Forkserver, tmp_path: Path) -> None:
     start(forkserver, CPU, tmp_path / "first")
     assert forkserver._spare is None
+
+
+def test_spare_whose_output_cannot_be_moved_is_replaced(forkserver: Forkserver, tmp_path: Path) -> None:
+    start(forkserver, CUDA, tmp_path / "first")
+    waiting = spare(forkserver)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        assert os.stat(elsewhere).st_dev != os.stat(tmp_path).st_dev
+        second = start(forkserver, CUDA, Path(elsewhere, "second"))
+        assert second.wait(30) == 1
+        assert "KeyError" in second.stderr_tail()
+    assert waiting.exit is not None
+    waiting = spare(forkserver)
+    with pytest.raises(OutputUnwritable, match="nowhere"):
+        start(forkserver, CUDA, tmp_path / "nowhere" / "third")
+    assert waiting.exit is not None
 
 
 @pytest.mark.parametrize("reason", ["other-kernel", "killed"])

@@ -1,6 +1,7 @@
 """What a model's checkpoint must be, and in which words it is declined before anything is loaded."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from loadproof.harness.errors import (
     BadScale,
     ConfigError,
     LoadproofError,
+    MalformedCheckpoint,
     RefusedModel,
     RefusedScheme,
     WrongTensor,
@@ -93,6 +95,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         ConfigError,
         "num_hidden_layers",
     ),
+    "more layers than tensors": (
+        lambda c: edit_config(c, num_hidden_layers=10**18),
+        ConfigError,
+        "num_hidden_layers 1000000000000000000",
+    ),
     "layers beyond the config": (
         lambda c: edit_config(c, num_hidden_layers=1),
         RefusedModel,
@@ -128,6 +135,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         "pre_quant_scale",
     ),
     "a tokenizer that is none": (lambda c: (c / TOKENIZER).write_text("{}"), ConfigError, TOKENIZER),
+    "a tokenizer that blocks": (lambda c: os.mkfifo(c / TOKENIZER), MalformedCheckpoint, TOKENIZER),
 }
 
 
@@ -191,6 +199,23 @@ def test_excluded_projections_stay_plain_and_run(checkpoint: Path, prover: Prove
     assert record.verdict is Outcome.PASS, [c for c in record.checks if c.verdict is not Outcome.PASS]
     assert record.routes["ipc"].generation is not None
     assert record.routes["ipc"].generation.gemms["o_proj"] == 16
+
+
+def test_config_json_alone_says_what_the_model_is(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No code of the checkpoint's runs, nobody is asked whether it may, and no other file speaks for it."""
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "foreign.py").write_text(
+        "import pathlib\npathlib.Path(__file__, '../ran').resolve().touch()\nraise SystemExit"
+    )
+    other = config | {"model_type": "foreign", "auto_map": {"AutoConfig": "foreign.Config"}}
+    (checkpoint / "config.4.0.0.json").write_text(json.dumps(other))
+    edit_config(checkpoint, configuration_files=["config.4.0.0.json"], auto_map=other["auto_map"])
+    looked_at(checkpoint)
+    assert not (checkpoint / "ran").exists()
+    assert "custom code" not in "".join(capsys.readouterr())
 
 
 def test_fixed_ids_stand_for_prompts_without_a_tokenizer(checkpoint: Path) -> None:

@@ -86,9 +86,9 @@ class Manifest:
         """Raise BadManifest on an empty, ambiguous, overlapping, misaligned or out-of-bounds manifest."""
         if not self.entries:
             raise _bad("manifest", "at least one tensor", "none")
-        for name, count in Counter((entry.layer, entry.tensor) for entry in self.entries).items():
+        for name, count in Counter(entry.name for entry in self.entries).items():
             if count > 1:
-                raise _bad(".".join(name), "one tensor of this name", count)
+                raise _bad(name, "one tensor of this name", count)
         # A model has many tensors of few kinds.
         for entry in {(e.dtype, e.shape, e.stride, e.nbytes): e for e in self.entries}.values():
             _check_kind(entry)

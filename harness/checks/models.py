@@ -8,6 +8,7 @@ import torch
 from ..observation import CaseObservation, Missing, ModelObservation, RouteObservation
 from ..outcome import Outcome
 from ..routes import REFERENCE_ROUTE
+from ..tensor_bytes import sha256
 from .compare import compare
 from .memory import layout_restored
 from .route import kernel_witnessed
@@ -15,6 +16,8 @@ from .verdict import Tally
 
 SHOWN_CHARACTERS = 300
 SHOWN_PATHS = 5
+DIGEST_BYTES = 32
+"""Of sha256."""
 
 
 def generation_exact(seen: CaseObservation, tally: Tally) -> str:
@@ -35,7 +38,9 @@ def generation_exact(seen: CaseObservation, tally: Tally) -> str:
             where = {"route": route.route.name, "tensor": name, "first_divergence": first}
             tally.fail(verdict, detail, **where, **found)
     for route in routes:
+        _require_whole(model, route, tally)
         _require_greedy(model, route, tally)
+        _require_fed(model, route, tally)
     return "Logits, token ids and hidden states of every step are equal in every byte on all four routes."
 
 
@@ -44,6 +49,35 @@ def model_of(seen: CaseObservation) -> ModelObservation:
     if seen.model is None:
         raise Missing(REFERENCE_ROUTE.name, Outcome.INCOMPLETE, "a model")
     return seen.model
+
+
+def _require_whole(model: ModelObservation, route: RouteObservation, tally: Tally) -> None:
+    """The route has results of every prompt, step and point, and no others: nothing would compare those."""
+    prompts, name = model.prompts.ids.shape[0], route.route.name
+    shapes = {"ids": [prompts, model.new_tokens]}
+    shapes["hidden"] = [prompts, model.new_tokens, len(model.points), DIGEST_BYTES]
+    for result, shape in shapes.items():
+        found = list(route.result(result).shape)
+        detail = f"Route {name} has {result} of another shape."
+        tally.require(found == shape, Outcome.SHAPE, detail, expected=shape, found=found)
+    beyond = {n for n in route.results if n.startswith("logits.")}
+    beyond -= {f"logits.{step}" for step in range(model.new_tokens)}
+    detail = f"Route {name} has logits of steps that were not asked for."
+    tally.require(not beyond, Outcome.SHAPE, detail, found=sorted(beyond)[:SHOWN_PATHS])
+
+
+def _require_fed(model: ModelObservation, route: RouteObservation, tally: Tally) -> None:
+    """The route ran these prompts, and after them each token that it took: shown by their embeddings."""
+    name, ids, hidden = route.route.name, route.result("ids"), route.result("hidden")
+    point = model.points.index(model.contents.architecture.embedding)
+    for step in range(model.new_tokens):
+        tokens = model.prompts.ids if step == 0 else ids[:, step - 1 : step]
+        for prompt, fed in enumerate(tokens):
+            expected = sha256(model.embedding[fed])
+            found = bytes(hidden[prompt, step, point].tolist()).hex()
+            detail = f"Route {name} was fed other tokens than prompt {prompt} has at step {step}."
+            where = {"route": name, "prompt": prompt, "step": step}
+            tally.require(found == expected, Outcome.BYTES, detail, **where, expected=expected, found=found)
 
 
 def _require_greedy(model: ModelObservation, route: RouteObservation, tally: Tally) -> None:
@@ -115,11 +149,16 @@ def derivation_exact(seen: CaseObservation, tally: Tally) -> str:
 
 
 def model_restored(seen: CaseObservation, tally: Tally) -> str:
-    """Layouts of all layers, and the module tree: ties, dtypes, buffers, modes and config are the same."""
+    """Layouts of all layers, the flags that decide bytes, and the module tree: ties, dtypes, buffers, ..."""
     layouts = layout_restored(seen, tally)
+    flags = seen.routes[REFERENCE_ROUTE.name].said("flags")
+    tally.require(bool(flags), Outcome.INCOMPLETE, "The ordinary load names no flag that decides bytes.")
     reference = _description(seen.routes[REFERENCE_ROUTE.name])
     tally.require(bool(reference), Outcome.INCOMPLETE, "The ordinary load describes no module.")
     for route in seen.in_order():
+        detail = f"Route {route.route.name} ran under other flags than {REFERENCE_ROUTE.name}."
+        other = route.said("flags")
+        tally.require(other == flags, Outcome.LAYOUT, detail, expected=flags, found=other)
         found = _description(route)
         differing = sorted(n for n in reference.keys() | found.keys() if reference.get(n) != found.get(n))
         detail = f"On route {route.route.name} the model is another beside its weights: {differing[:1]}."
@@ -129,7 +168,7 @@ def model_restored(seen: CaseObservation, tally: Tally) -> str:
         }
         tally.require(not differing, Outcome.LAYOUT, detail, route=route.route.name, differing=shown)
         tally.count("described", len(found))
-    return f"{layouts[:-1]}; ties, dtypes, buffers, modes and config of the module tree are equal."
+    return f"{layouts[:-1]}; flags, ties, dtypes, buffers, modes and config of the module tree are equal."
 
 
 def _description(route: RouteObservation) -> dict[str, str]:

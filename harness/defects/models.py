@@ -52,6 +52,23 @@ def _edit_results(process: str, edit: Callable[[dict[str, torch.Tensor]], object
     replace(work, "generate", generate)
 
 
+def _edit_inputs(process: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the tokens that this engine's model is fed at each step."""
+    if process != "engine":
+        return
+    from ..models import work
+    from ..models.generate import generate as original
+
+    def generate(model: Any, *others: Any) -> dict[str, torch.Tensor]:
+        def fed(module: nn.Module, args: object, kwargs: dict[str, Any]) -> Any:
+            return args, kwargs | {"input_ids": edit(kwargs["input_ids"])}
+
+        with model.register_forward_pre_hook(fed, with_kwargs=True):
+            return original(model, *others)
+
+    replace(work, "generate", generate)
+
+
 def _set(model: nn.Module, path: str, weight: torch.Tensor) -> nn.Parameter:
     parameter = nn.Parameter(weight, requires_grad=False)
     model.get_submodule(path).register_parameter("weight", parameter)
@@ -211,6 +228,47 @@ def another_token_taken(process: str, loader: str) -> None:
 def logits_not_a_number(process: str, loader: str) -> None:
     """Every engine's logits are NaN: equal in every byte, and worth nothing."""
     _edit_results(process, lambda results: results["logits.0"].fill_(torch.nan))
+
+
+@defect("outputs_exact", Outcome.SHAPE, MODEL_DEFECTS)
+def a_step_too_many(process: str, loader: str) -> None:
+    """Every engine hands in the logits of a step that nobody asked for."""
+    _edit_results(process, lambda results: results.update({"logits.16": results["logits.15"].clone()}))
+
+
+@defect("outputs_exact", Outcome.SHAPE, MODEL_DEFECTS)
+def hidden_states_left_out(process: str, loader: str) -> None:
+    """Every engine digests no hidden state: equal in every byte of none."""
+    _edit_results(process, lambda results: results.update(hidden=results["hidden"][:, :, :0].clone()))
+
+
+@defect("outputs_exact", Outcome.BYTES, MODEL_DEFECTS)
+def prompts_exchanged(process: str, loader: str) -> None:
+    """Every engine runs each prompt in the other's place: equal four times, and not what was asked."""
+    _edit_inputs(process, lambda ids: ids.flip(0) if ids.shape[1] > 1 else ids)
+
+
+@defect("outputs_exact", Outcome.BYTES, MODEL_DEFECTS)
+def another_token_fed_back(process: str, loader: str) -> None:
+    """Every engine goes on from another token than it took and reports."""
+    _edit_inputs(process, lambda ids: ids ^ 1 if ids.shape[1] == 1 else ids)
+
+
+@defect("layout_restored", Outcome.LAYOUT, MODEL_DEFECTS)
+def determinism_left_off(process: str, loader: str) -> None:
+    """The cache loader's engines allow algorithms that are not deterministic; every output is right."""
+    if process != "engine" or loader != "cache":
+        return
+    from ..models import work
+
+    original = work.make_deterministic
+
+    def make() -> dict[str, str]:
+        flags = original()
+        torch.use_deterministic_algorithms(False)
+        return flags | {"deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled())}
+
+    replace(work, "make_deterministic", make)
 
 
 @defect("outputs_exact", Outcome.INCOMPLETE, MODEL_DEFECTS)

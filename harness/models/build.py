@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from ..checkpoint.config import CONFIG
+from ..checkpoint.config import CONFIG, model_config
 from ..errors import ConfigError, WrongTensor
 from ..formats import ProcessedLayer
 from ..kernels import Kernel
@@ -39,14 +39,16 @@ def skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreTr
 
 
 def _skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreTrainedModel:
-    config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    causal_lm = getattr(transformers, architecture.causal_lm)
+    # Not by AutoConfig: it may ask to run code of the checkpoint's, and read another file than config.json.
+    config = causal_lm.config_class.from_dict(model_config(checkpoint))
     # What is quantised is decided here, not by transformers.
     config.__dict__.pop("quantization_config", None)
     # Each route has a folder of its own, and a model is no other for that.
     config._name_or_path = ""
     config._attn_implementation = "eager"
     with torch.device("meta"):
-        model: transformers.PreTrainedModel = getattr(transformers, architecture.causal_lm)(config)
+        model: transformers.PreTrainedModel = causal_lm(config)
     model.train(False)
     return model
 

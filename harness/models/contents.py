@@ -55,6 +55,7 @@ def read_contents(checkpoint: Path) -> ModelContents:
     SchemePlan(quantization, checkpoint).require_supported()
     out_dtype = output_dtype(checkpoint)
     with CheckpointReader(checkpoint) as reader:
+        _require_depth(decoder_layers, len(reader.names), checkpoint)
         layers = discover_layers(reader, quantization, out_dtype)
         _require_known(layers, architecture, decoder_layers, checkpoint)
         plain = _plain(reader, layers, architecture, decoder_layers, out_dtype)
@@ -95,6 +96,17 @@ def _size(document: dict[str, Any], key: str, checkpoint: Path) -> int:
             remedy="Copy config.json from the export as it was made.",
         )
     return value
+
+
+def _require_depth(decoder_layers: int, tensors: int, checkpoint: Path) -> None:
+    # What is done for each decoder layer would never end.
+    if decoder_layers > tensors:
+        raise ConfigError(
+            checkpoint / CONFIG,
+            expected=f"no more decoder layers than the {tensors} tensors in the files",
+            found=f"num_hidden_layers {decoder_layers}"[:100],
+            remedy="Copy config.json from the export as it was made.",
+        )
 
 
 def _require_known(

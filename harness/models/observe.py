@@ -16,11 +16,15 @@ from .prompts import make_prompts
 def observe_model(model: ModelSpec, checkpoint: Path) -> ModelObservation:
     """Hold the checkpoint against its architecture, derive its tensors; raises CheckpointError, Refused."""
     contents = read_contents(checkpoint)
+    embedding = f"{contents.architecture.embedding}.weight"
+    with CheckpointReader(checkpoint) as reader:
+        embedded = reader.load([embedding])[embedding]
     return ModelObservation(
         contents=contents,
         prompts=make_prompts(checkpoint, model.prompts, contents.vocabulary),
         points=tuple(points(contents.architecture, contents.decoder_layers)),
         derived=derived_digests(contents, checkpoint),
+        embedding=embedded,
         new_tokens=model.new_tokens,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..checkpoint.files import read_small
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,10 +36,13 @@ def make_prompts(checkpoint: Path, texts: Sequence[str], vocabulary: int) -> Pro
     """Tokenise, and cut all to the shortest one's tokens.
 
     Raises:
-        ConfigError: a tokenizer that cannot be read, or that gives ids beyond the vocabulary.
+        MalformedCheckpoint: a tokenizer that is no regular file, or too large for one.
+        ConfigError: one that cannot be used, or that gives ids beyond the vocabulary.
     """
     file = checkpoint / TOKENIZER
-    if not file.exists():
+    try:
+        content = read_small(file)
+    except FileNotFoundError:
         ids = [
             [(i * FIXED_STEP + 1 + p) % vocabulary for i in range(FIXED_LENGTH)] for p in range(len(texts))
         ]
@@ -47,10 +51,10 @@ def make_prompts(checkpoint: Path, texts: Sequence[str], vocabulary: int) -> Pro
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_buffer(content)
+        encoded = [tokenizer.encode(text).ids for text in texts]
     except Exception as error:  # the library raises nothing narrower
         raise _unusable(file, "a tokenizer that the tokenizers library reads", error) from error
-    encoded = [tokenizer.encode(text).ids for text in texts]
     length = min(map(len, encoded))
     ids = [each[:length] for each in encoded]
     if not length or max(map(max, ids)) >= vocabulary:
