@@ -16,8 +16,8 @@ from .tensor_bytes import bytes_in_place
 
 CHUNK_WORDS = 1 << 16
 CHUNK_BYTES = 4 * CHUNK_WORDS
-CHUNKS_AT_ONCE = 128
-"""Bounds the memory that the products take: 8 bytes a word."""
+CHUNKS_AT_ONCE = 16
+"""Bounds the memory that words and products take: three times 8 bytes a word, so 24 MiB."""
 LOW_HALF = 0xFFFFFFFF
 MODULUS = 1 << 64
 BETWEEN_CHUNKS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)

@@ -14,6 +14,8 @@ from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
 from .load import Run
 from .verdicts import RouteVerdicts, route_verdicts
 
+MODEL_OPTION = "--loadproof-model"
+
 
 @dataclass(frozen=True)
 class CaseView:
@@ -21,6 +23,8 @@ class CaseView:
 
     entry: CaseEntry
     record: CaseRecord | None
+    whole: str = ""
+    """The command of the whole run, empty where none is known."""
 
     @property
     def id(self) -> str:
@@ -80,7 +84,7 @@ class CaseView:
     @property
     def rerun(self) -> str:
         """The command that repeats this case alone; empty where no node id is known."""
-        return _pytest_command(self.record.node_id) if self.record else ""
+        return _pytest_command(self.record.node_id, self.whole) if self.record else ""
 
     def check(self, name: str) -> Outcome | None:
         """The verdict of the named check; None where it was not made."""
@@ -99,7 +103,8 @@ class CaseView:
 def cases_in_order(run: Run) -> list[CaseView]:
     """Every planned case; those that do not hold first, otherwise as the run lists them."""
     by_id = {case.id: case for case in run.cases}
-    views = [CaseView(entry, by_id.get(entry.id)) for entry in run.record.cases]
+    whole = run.record.commands.get("run", "")
+    views = [CaseView(entry, by_id.get(entry.id), whole) for entry in run.record.cases]
     return sorted(views, key=lambda view: view.holds)
 
 
@@ -123,7 +128,12 @@ def _digest(digests: list[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _pytest_command(node_id: str) -> str:
+def _pytest_command(node_id: str, whole: str) -> str:
+    """One case as the whole run's command would run it: its interpreter, and the model that it was given."""
+    interpreter = re.match(r"[\w./+-]+(?= -m pytest)", whole)
+    given = re.search(rf" ({re.escape(MODEL_OPTION)}[ =](?:'[^']*'|\S+))", whole)
     plain = re.fullmatch(r"[\w\-./:\[\] ,=+@%]+", node_id)
     quoted = f'"{node_id}"' if plain else shlex.quote(node_id)
-    return f"python -m pytest {quoted}"
+    return (
+        f"{interpreter[0] if interpreter else 'python'} -m pytest {quoted}{f' {given[1]}' if given else ''}"
+    )

@@ -224,10 +224,10 @@ def test_workers_take_the_callers_devices_in_turn(
 ) -> None:
     monkeypatch.setattr(device, "list_gpus", lambda: ALIKE)
     for worker, expected in enumerate(taken):
+        # Set first, so that what the test itself sets goes with it.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
         if given is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         device.take_device(worker)
         assert device.visible_here() == [expected]
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected.uuid

@@ -13,6 +13,7 @@ from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
 from loadproof.reports.markdown import LIMIT_BYTES, render_markdown
+from loadproof.reports.view import cases_in_order
 from loadproof.reports.wording import CLAIM, EXPECTED_REFUSALS, NON_CLAIMS
 
 HOSTILE = "</details>```<img src=x onerror=alert(1)> | a | [x](javascript:1) @all\n# h"
@@ -65,6 +66,21 @@ def test_a_check_is_due_of_its_kind_of_case() -> None:
     short = render_markdown(run_of(layer, bare, model))
     assert "| gemm&#95;bounded | 1/2 PASS, 7 outputs compared, 1 INCOMPLETE |" in short
     assert "| outputs&#95;exact | 3/3 PASS, " in short
+
+
+@pytest.mark.parametrize(
+    ("whole", "interpreter", "given"),
+    [
+        (".venv/bin/python -m pytest cases/layers -n 2", ".venv/bin/python", ""),
+        ("python -m pytest --loadproof-model 'my model' -n 2", "python", " --loadproof-model 'my model'"),
+        (".venv/bin/python -m pytest --loadproof-model=m", ".venv/bin/python", " --loadproof-model=m"),
+        ("rm -rf /; x -m pytest", "python", ""),
+        ("", "python", ""),
+    ],
+)
+def test_a_case_is_repeated_as_the_run_was_started(whole: str, interpreter: str, given: str) -> None:
+    (case,) = cases_in_order(run_of(case_record("a"), commands={"run": whole}))
+    assert case.rerun == f'{interpreter} -m pytest "{case_record("a").node_id}"{given}'
 
 
 def test_a_good_run_has_one_command() -> None:

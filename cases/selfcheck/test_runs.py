@@ -199,3 +199,26 @@ def test_proof_leaves_no_file_descriptor_and_no_folder(
         # The forkserver's own folder lives as long as it does.
         assert len(list(tmp_path.glob("loadproof-*"))) == 1
     assert not list(tmp_path.glob("loadproof-*"))
+
+
+def test_devices_that_nobody_has_do_not_cost_a_cpu_run_its_reports(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "cases/layers",
+        "-k",
+        "corner and n64-k64",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(
+        [*command, "--loadproof-device", "cpu", "--loadproof-out", str(tmp_path / "run")],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-of-nobody"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
