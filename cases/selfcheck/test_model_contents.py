@@ -218,6 +218,22 @@ def test_config_json_alone_says_what_the_model_is(
     assert "custom code" not in "".join(capsys.readouterr())
 
 
+def test_config_that_asks_for_tuples_runs(checkpoint: Path, prover: Prover) -> None:
+    edit_config(checkpoint, return_dict=False)
+    spec = ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY)
+    record = prover.prove(
+        ProofRequest(
+            case=ModelCaseSpec(model=spec, transport="memfd"),
+            checkpoint=checkpoint,
+            content=content_digest(checkpoint),
+            origin="synthetic",
+            run_id="selfcheck",
+            node_id="selfcheck",
+        )
+    )
+    assert record.verdict is Outcome.PASS, record.routes["ordinary"].stderr_tail
+
+
 def test_fixed_ids_stand_for_prompts_without_a_tokenizer(checkpoint: Path) -> None:
     prompts = make_prompts(checkpoint, PROMPTS, TINY.vocabulary)
     assert prompts.ids.dtype is torch.int64

@@ -47,6 +47,8 @@ def _skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreT
     # Each route has a folder of its own, and a model is no other for that.
     config._name_or_path = ""
     config._attn_implementation = "eager"
+    # How a model's parts hand over their results is no part of the model, and only this way runs.
+    config.return_dict = True
     with torch.device("meta"):
         model: transformers.PreTrainedModel = causal_lm(config)
     model.train(False)
