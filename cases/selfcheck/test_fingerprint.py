@@ -80,5 +80,5 @@ def test_is_of_the_bytes_in_memory_order() -> None:
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     data = drawn(3 * CHUNK_BYTES)
     whole = fingerprint(data)
-    monkeypatch.setattr(module, "CHUNKS_AT_ONCE", 1)
+    monkeypatch.setattr(module, "CHUNKS_AT_ONCE", {"cpu": 1})
     assert fingerprint(data) == whole
