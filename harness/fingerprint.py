@@ -17,7 +17,7 @@ from .tensor_bytes import bytes_in_place
 CHUNK_WORDS = 1 << 16
 CHUNK_BYTES = 4 * CHUNK_WORDS
 CHUNKS_AT_ONCE = {"cpu": 4, "cuda": 256}
-"""By device: few where memory is short, many where each step is a launch. Words and products take 8 bytes each."""
+"""By device: few where memory is short, many where each step is a launch. Each word takes 16 bytes."""
 LOW_HALF = 0xFFFFFFFF
 MODULUS = 1 << 64
 BETWEEN_CHUNKS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)

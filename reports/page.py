@@ -13,12 +13,12 @@ from .load import Run
 from .markdown import markdown_of
 from .results import Result, results
 from .rows import rows_html
-from .view import CaseView, cases_in_order
+from .view import CaseView, cases_in_order, is_model
 
 FULL_FAILING = 50
 """Cases that do not hold and are shown in full; the bound on heat maps too, of which each has one at most."""
 FULL_HOLDING = 6
-"""Cases that hold and are shown in full: one of each scheme, kernel and transport."""
+"""Cases that hold and are shown in full: one of each scheme, kernel and transport, whole models first."""
 SHOWN_GROUPS = 20
 SLOWEST = 10
 DETAIL_BYTES = 6_000_000
@@ -111,14 +111,15 @@ def _rows_and_chunks(
 
 
 def _examples(cases: Sequence[CaseView]) -> list[CaseView]:
-    """The first case that holds of each kind."""
+    """The first case that holds of each kind; whole models lead, since they have text to read."""
     found: dict[tuple[str, ...], CaseView] = {}
     for case in cases:
         if case.record and case.holds:
             about = case.record.case
-            kind = (str(case.verdict), *(str(about.get(f)) for f in ("kernel", "transport", "scheme")))
+            of = "model" if is_model(case) else "layer"
+            kind = (of, str(case.verdict), *(str(about.get(f)) for f in ("kernel", "transport", "scheme")))
             found.setdefault(kind, case)
-    return list(found.values())[:FULL_HOLDING]
+    return sorted(found.values(), key=lambda case: not is_model(case))[:FULL_HOLDING]
 
 
 def _groups(failing: Sequence[Failing]) -> list[Group]:

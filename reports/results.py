@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from loadproof.harness.outcome import Outcome
 
-from .view import CaseView
+from .view import CaseView, is_model
 
 REFUSALS = "refused by name"
 """The row of the cases that must be declined."""
@@ -57,7 +57,7 @@ def results(cases: Sequence[CaseView]) -> list[Result]:
             else:
                 refusals._failed(case, case.verdict)
         elif case.record:
-            due[_is_model(case)].update(check.name for check in case.record.checks)
+            due[is_model(case)].update(check.name for check in case.record.checks)
             for check in case.record.checks:
                 result = found.get(check.name) or found.setdefault(check.name, Result(check.name))
                 if check.verdict is Outcome.PASS:
@@ -69,14 +69,10 @@ def results(cases: Sequence[CaseView]) -> list[Result]:
                     result._failed(case, check.verdict)
     claimed = [case for case in cases if case.expected is not Outcome.REFUSED]
     for result in found.values():
-        about = [case for case in claimed if case.record is None or result.name in due[_is_model(case)]]
+        about = [case for case in claimed if case.record is None or result.name in due[is_model(case)]]
         result.of = len(about)
         missing = result.of - result.held - result.verdicts.total()
         if missing:
             result.verdicts[Outcome.INCOMPLETE.value] += missing
             result.first = result.first or next((case for case in about if not case.record), None)
     return [*found.values(), *([refusals] if refusals.of else [])]
-
-
-def _is_model(case: CaseView) -> bool:
-    return case.record is not None and case.record.case.get("projection") == "model"

@@ -108,6 +108,11 @@ def cases_in_order(run: Run) -> list[CaseView]:
     return sorted(views, key=lambda view: view.holds)
 
 
+def is_model(case: CaseView) -> bool:
+    """Whether the case is of a whole model; a layer's where nothing was recorded."""
+    return case.record is not None and case.record.case.get("projection") == "model"
+
+
 def values_of(run: Run, field: str) -> str:
     """The distinct values of a field of the cases, e.g. all transports."""
     found = sorted({str(case.case[field]) for case in run.cases if field in case.case})

@@ -259,3 +259,12 @@ def test_the_finding_starts_at_the_check_nearest_to_the_cause() -> None:
     text = Page(run_of(record.model_copy(update={"checks": checks}))).text()
     assert "✗ NOT_SHARED pointers_shared on ipc" in text
     assert "outputs_exact BYTES" in text
+
+
+def test_a_whole_model_is_shown_in_full_before_layers() -> None:
+    layers = [case_record(name) for name in ("a-layer", "b-layer")]
+    model = case_record("z-model")
+    model = model.model_copy(update={"case": model.case | {"projection": "model"}})
+    page = render_html(run_of(*layers, model))
+    shown = page[page.index('id="examples"') :]
+    assert 0 <= shown.find("z-model") < shown.find("a-layer")
