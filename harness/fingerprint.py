@@ -16,7 +16,7 @@ from .tensor_bytes import bytes_in_place
 
 CHUNK_WORDS = 1 << 16
 CHUNK_BYTES = 4 * CHUNK_WORDS
-CHUNKS_AT_ONCE = {"cpu": 4, "cuda": 256}
+CHUNKS_AT_ONCE = {"cpu": 1, "cuda": 256}
 """By device: few where memory is short, many where each step is a launch. Each word takes 16 bytes."""
 LOW_HALF = 0xFFFFFFFF
 MODULUS = 1 << 64

@@ -133,7 +133,7 @@ class TestAttachedEngineWrites:
         self, checkpoint: Path, path: Path, transport: str
     ) -> None:
         with serves(checkpoint, path, transport) as ready:
-            wanted = {entry.name: entry.sha256 for entry in ready.manifest.entries}
+            wanted = {entry.name: entry.fingerprint for entry in ready.manifest.entries}
             assert digests(path) == wanted
             loaded = load(checkpoint, path, transport=transport)
             assert digests(path) == wanted
@@ -146,7 +146,7 @@ class TestAttachedEngineWrites:
         self, checkpoint: Path, path: Path
     ) -> None:
         with serves(checkpoint, path, "memfd-writable") as ready:
-            wanted = {entry.name: entry.sha256 for entry in ready.manifest.entries}
+            wanted = {entry.name: entry.fingerprint for entry in ready.manifest.entries}
             loaded = load(checkpoint, path, transport="memfd-writable")
             loaded.layers[0].tensors["weight_scale"].mul_(2)
             changed = {name for name, digest in digests(path).items() if digest != wanted[name]}

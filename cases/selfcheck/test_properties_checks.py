@@ -64,6 +64,7 @@ def observed(layer: LayerSpec, projections: list[ProjectionTensors], m: int = 2)
                 "mapped_bytes": 4096 if route.shares else 0,
                 "daemon_pid": 7 if route.shares else None,
                 "probe": "n",
+                "daemon_lost": False,
                 "kernels": list(kernel.launched),
                 "tensors_after": digests(loaded.tensors),
                 "places_after": {

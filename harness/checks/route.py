@@ -28,11 +28,11 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
             detail = f"On route {name} the daemon did not hand out its memory exactly once."
             once = route.attachments == 1
             tally.require(once, Outcome.WRONG_ROUTE, detail, route=name, found=route.attachments)
-            _require_loss(seen, route, tally)
         else:
             alone = mapped == 0 and pid is None
             detail = f"Route {name} mapped a daemon's memory."
             tally.require(alone, Outcome.WRONG_ROUTE, detail, route=name, daemon_pid=pid)
+        _require_loss(seen, route, tally)
     return "Each route took its own way: disk, fallback, attach, attach."
 
 
