@@ -1,6 +1,7 @@
 """Checks on generated observations: right ones pass, wrong outputs do not, garbage is a verdict."""
 
 import copy
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -186,3 +187,32 @@ def test_what_is_missing_is_incomplete(missing: str) -> None:
     results = {n: t for n, t in before.results.items() if n != missing}
     checks = run_checks(altered("ipc", reported=reported, results=results))
     assert case_verdict(checks) in (Outcome.INCOMPLETE, Outcome.PROCESSED)
+
+
+def verdict_of(seen: CaseObservation, name: str) -> Outcome:
+    return next(check.verdict for check in run_checks(seen) if check.name == name)
+
+
+@pytest.mark.parametrize(
+    ("lost", "exit_status", "verdict"),
+    [
+        (True, -signal.SIGKILL, Outcome.PASS),
+        (True, 0, Outcome.INCOMPLETE),
+        (False, -signal.SIGKILL, Outcome.WRONG_ROUTE),
+    ],
+)
+def test_daemon_that_is_to_be_killed_is_killed_and_missed(
+    lost: bool, exit_status: int, verdict: Outcome
+) -> None:
+    reported = GOOD.routes["ipc-repeat"].reported | {"daemon_lost": lost}
+    seen = altered("ipc-repeat", reported=reported)
+    seen.case = replace(seen.case, daemon_killed=True)
+    seen.daemon = seen.daemon.model_copy(update={"exit": exit_status})
+    assert verdict_of(seen, "route_witnessed") is verdict
+
+
+@pytest.mark.parametrize("digest", ["sha256", "fingerprint"])
+def test_either_digest_alone_tells_of_changed_bytes(digest: str) -> None:
+    reported = copy.deepcopy(GOOD.routes["ipc"].reported)
+    reported["tensors"][0][digest] = "0" * len(reported["tensors"][0][digest])
+    assert verdict_of(altered("ipc", reported=reported), "contents_preserved") is Outcome.MUTATED
