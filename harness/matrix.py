@@ -1,14 +1,16 @@
 """Which cases exist: the one source for parametrisation, CI jobs and the planned count. Imports no torch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, product
+from typing import TypeVar
 
 from .backends import BACKENDS, SEED, Backends
 from .matrix_models import real_models, synthetic_models
 from .model_spec import ModelCaseSpec
 from .spec import (
     CaseSpec,
+    Claim,
     ForeignSource,
     LayerSpec,
     Projection,
@@ -21,6 +23,7 @@ from .spec import (
 )
 
 Case = CaseSpec | ModelCaseSpec
+AnyCase = TypeVar("AnyCase", bound=Claim)
 ALIAS = "alias"
 """A twin's transport: other names for the same storage, in one process."""
 DECODER_LAYER = "model.layers.0"
@@ -274,11 +277,12 @@ def cases(
     group: str, *, device: str = "cpu", transport: str | None = None, kernel: str | None = None
 ) -> list[Case]:
     """A group's cases for a device in a fixed order, narrowed to one transport or kernel where given."""
-    return [
-        case
-        for case in GROUPS[group](BACKENDS[device])
-        if transport in (None, case.transport) and kernel in (None, case.kernel)
-    ]
+    return narrowed(GROUPS[group](BACKENDS[device]), transport, kernel)
+
+
+def narrowed(cases: Iterable[AnyCase], transport: str | None, kernel: str | None) -> list[AnyCase]:
+    """Those of one transport and of one kernel; None leaves all."""
+    return [case for case in cases if transport in (None, case.transport) and kernel in (None, case.kernel)]
 
 
 def twins(

@@ -10,11 +10,11 @@ from pathlib import Path
 from loadproof.harness.atomic_file import write_atomically
 from loadproof.harness.checkpoint.config import output_dtype, read_quantization
 from loadproof.harness.checkpoint.digest import config_digests, sidecar_digest
-from loadproof.harness.checkpoint.discovery import discover_layers
+from loadproof.harness.checkpoint.discovery import discover_layers, require_layers
 from loadproof.harness.checkpoint.reader import CheckpointReader
 from loadproof.harness.checkpoint.schemes import SchemePlan
 from loadproof.harness.checkpoint.unused import unused_tensors
-from loadproof.harness.errors import MissingTensor, OutputUnwritable
+from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.spec import LayerSpec
 
 from .text import one_line
@@ -29,13 +29,7 @@ def discovered(checkpoint: Path) -> list[LayerSpec]:
     SchemePlan(config, checkpoint).require_supported()
     with CheckpointReader(checkpoint) as reader:
         layers = discover_layers(reader, config, output_dtype(checkpoint))
-    if not layers:
-        raise MissingTensor(
-            checkpoint,
-            expected="at least one FP8 layer",
-            found="none",
-            remedy="Name a checkpoint whose weights are quantised.",
-        )
+    require_layers(layers, checkpoint)
     return layers
 
 

@@ -83,10 +83,6 @@ class Comparison:
         return {status: len(self.of(status)) for status in Status}
 
     @property
-    def with_other_outputs(self) -> list[CaseChange]:
-        return [case for case in self.cases if case.outputs]
-
-    @property
     def broken(self) -> bool:
         """A case is, or the run is EQUIVALENT no longer: a twin or a message, which are no case, tell why."""
         return bool(self.of(Status.BROKEN)) or self.lost_verdict

@@ -1,10 +1,5 @@
 """A comparison for the terminal, as Markdown for a pull request, and as one HTML file."""
 
-import base64
-import hashlib
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -13,11 +8,11 @@ from rich.text import Text
 from .compare import Comparison
 from .compare_tables import Table, counts, headline, tables, verdict, warning
 from .markdown import LIMIT_BYTES, escape
+from .page_source import asset, source_hash, templates
 from .text import one_line
 
 _STYLES = {"bad": "bold red", "ok": "green", "warn": "yellow"}
 _TABLE_BYTES = LIMIT_BYTES - 10_000
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -70,17 +65,9 @@ def _markdown_table(table: Table, left: int) -> tuple[str, int]:
 
 def render_html(comparison: Comparison) -> str:
     """One page that needs nothing else, runs nothing, and is the same for the same evidence."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else one_line(str(value)),
-    )
-    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8").rstrip("\n")
-    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{style_hash}'"
+    environment = templates(lambda value: value if isinstance(value, Markup) else one_line(str(value)))
+    style = asset("report.css")
+    policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src '{source_hash(style)}'"
     return environment.get_template("compare.html.j2").render(
         comparison=comparison,
         verdict=verdict(comparison),

@@ -1,11 +1,8 @@
 """The equivalence report: one HTML file that needs nothing else, rendered from evidence alone."""
 
-import base64
-import hashlib
 from functools import cache
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from loadproof.harness.routes import REFERENCE_ROUTE, ROUTES
@@ -18,18 +15,17 @@ from .heatmap import heat_map
 from .islands import CHUNK, json_island
 from .load import Run
 from .page import page_of
+from .page_source import asset, source_hash, templates
 from .pointers import module_rows, pointer_table
 from .view import device, values_of
 
 SHOWN_FIGURES = 24
 """Figures shown of a check's evidence."""
 
-_TEMPLATES = Path(__file__).parent / "templates"
-
 
 def render_html(run: Run) -> str:
     """The page, a pure function of the evidence: no clock, no path of this machine."""
-    style, script = _asset("report.css"), _asset("report.js")
+    style, script = asset("report.css"), asset("report.js")
     page = page_of(run)
     return (
         _environment()
@@ -60,14 +56,7 @@ def _digest(run: Run) -> dict[str, object]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finalize,
-    )
+    environment = templates(_finalize)
     environment.filters |= {
         "duration": text.duration,
         "facts": facts_of,
@@ -98,18 +87,9 @@ def _finalize(value: object) -> object:
     return text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-@cache
-def _asset(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8").rstrip("\n")
-
-
 def _content_policy(style: str, script: str) -> str:
     """Nothing is fetched, and nothing runs but the one script that we wrote."""
     return (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src '{_source_hash(style)}'; script-src '{_source_hash(script)}'"
+        f"style-src '{source_hash(style)}'; script-src '{source_hash(script)}'"
     )
-
-
-def _source_hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

@@ -1,8 +1,10 @@
 """Which layers a checkpoint has: the quantised weights in its files, held against what its configs say."""
 
 from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 
-from ..errors import WrongTensor
+from ..errors import MissingTensor, WrongTensor
 from ..spec import LayerSpec, Projection
 from .config import QuantizationConfig
 from .layers import wrong
@@ -54,6 +56,17 @@ def discover_layers(
         else:
             _require_unquantised(group, quantised, reader, reason)
     return layers
+
+
+def require_layers(layers: Sequence[LayerSpec], checkpoint: Path) -> None:
+    """Raise MissingTensor where a checkpoint has no layer to process."""
+    if not layers:
+        raise MissingTensor(
+            checkpoint,
+            expected="at least one FP8 layer",
+            found="none",
+            remedy="Name a checkpoint whose weights are quantised.",
+        )
 
 
 def _quantised(reader: CheckpointReader) -> dict[str, str]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.config import CONFIG, model_config, output_dtype, read_quantization
-from ..checkpoint.discovery import discover_layers
+from ..checkpoint.discovery import discover_layers, require_layers
 from ..checkpoint.kv_scales import kv_scales
 from ..checkpoint.layers import wrong
 from ..checkpoint.reader import DTYPES, CheckpointReader
 from ..checkpoint.schemes import SchemePlan
 from ..checkpoint.unused import unused_tensors
-from ..errors import ConfigError, MissingTensor, RefusedModel
+from ..errors import ConfigError, RefusedModel
 from ..model_spec import PlainTensor
 from ..spec import LayerSpec
 from ..tensor_bytes import dtype_name
@@ -112,13 +112,7 @@ def _require_depth(decoder_layers: int, tensors: int, checkpoint: Path) -> None:
 def _require_known(
     layers: Sequence[LayerSpec], architecture: Architecture, decoder_layers: int, checkpoint: Path
 ) -> None:
-    if not layers:
-        raise MissingTensor(
-            checkpoint,
-            expected="at least one FP8 layer",
-            found="none",
-            remedy="Name a checkpoint whose weights are quantised.",
-        )
+    require_layers(layers, checkpoint)
     known = architecture.fused_names(decoder_layers)
     foreign = [layer.name for layer in layers if layer.name not in known]
     fused_on_disk = [
