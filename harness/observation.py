@@ -45,7 +45,9 @@ class RouteObservation:
     nonce: str | None = None
     """What the daemon was told to write after the engine had attached."""
     daemon_digests: dict[str, str] | None = None
-    """The arena hashed again by the daemon, after the engine had exited."""
+    """The arena looked at again by the daemon: after the engine's exit, or before the daemon was killed."""
+    daemon_killed: bool = False
+    """Whether the daemon is killed under this engine, once that has attached."""
     attachments: int | None = None
     """How often the daemon handed out its memory meanwhile, by its own word."""
     results: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -62,6 +62,7 @@ class Runner:
         self._daemon_process: Child | None = None
         self._handed_out = 0
         self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
+        self.seen[ROUTES[-1].name].daemon_killed = request.case.daemon_killed
         """What is known of each route, filled in while `run` goes on."""
         self._socket = scratch / "d" / "s"
 
@@ -208,7 +209,7 @@ class Runner:
                 seen.reported |= observed
                 if phase == "loaded" and observed["route_taken"] == "attach":
                     seen.nonce = self._write_probe()
-                    if self._request.case.daemon_killed and seen.route is ROUTES[-1]:
+                    if seen.daemon_killed:
                         self._kill_daemon(seen)
                     child.channel.send({"go": True})
             if child.wait() != 0:

@@ -205,8 +205,7 @@ def test_daemon_that_is_to_be_killed_is_killed_and_missed(
     lost: bool, exit_status: int, verdict: Outcome
 ) -> None:
     reported = GOOD.routes["ipc-repeat"].reported | {"daemon_lost": lost}
-    seen = altered("ipc-repeat", reported=reported)
-    seen.case = replace(seen.case, daemon_killed=True)
+    seen = altered("ipc-repeat", reported=reported, daemon_killed=True)
     seen.daemon = seen.daemon.model_copy(update={"exit": exit_status})
     assert verdict_of(seen, "route_witnessed") is verdict
 

@@ -94,7 +94,9 @@ def contents_preserved(seen: CaseObservation, tally: Tally) -> str:
         if route.route.shares:
             views |= {
                 "the engine, on attaching": before,
-                "the daemon, afterwards": route.daemon_digests or {},
+                f"the daemon, {'before its end' if route.daemon_killed else 'afterwards'},": (
+                    route.daemon_digests or {}
+                ),
             }
         for viewer, digests in views.items():
             _require_unchanged(route, viewer, expected, digests, tally)

@@ -5,7 +5,6 @@ import signal
 from ..kernels.symbols import backends_of
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
-from ..routes import ROUTES
 from .verdict import Tally
 
 
@@ -38,7 +37,7 @@ def route_witnessed(seen: CaseObservation, tally: Tally) -> str:
 
 def _require_loss(seen: CaseObservation, route: RouteObservation, tally: Tally) -> None:
     """The engine tells a daemon that was killed under it from one that lives, and so does its exit status."""
-    killed, lost = seen.case.daemon_killed and route.route is ROUTES[-1], route.said("daemon_lost")
+    killed, lost = route.daemon_killed, route.said("daemon_lost")
     detail = f"On route {route.route.name} the daemon {'was' if killed else 'was not'} killed, and"
     detail += f" the engine says that it {'is' if lost else 'is not'} lost."
     tally.require(lost is killed, Outcome.WRONG_ROUTE, detail, route=route.route.name, found=lost)
