@@ -60,32 +60,11 @@ def prepare(device: str, kernel: str, transformers: bool) -> None:
 
     if device == "cuda":
         importlib.import_module("cuda.bindings.driver")
-    if transformers and stays_alone(preload_models):
-        preload_models()
+    if transformers:
+        importlib.import_module(f"{__package__}.models.work").preload()
     # A child that needs what is missing says so itself, to whom it concerns.
     with suppress(LoadproofError):
         make_kernel(kernel).build_id()
-
-
-def preload_models() -> None:
-    """Import transformers' models."""
-    importlib.import_module(f"{__package__}.models.work").preload()
-
-
-def stays_alone(work: Callable[[], None]) -> bool:
-    """Whether `work` starts no thread and leaves CUDA alone here, tried in a fork: it may not be undone.
-
-    Some packages do, where transformers finds them. Without the preload, each engine imports for itself.
-    """
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = int(threads() > 1 or cuda_touched())
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def threads() -> int:
@@ -175,7 +154,8 @@ def serve(server: socket.socket) -> None:
                 if not request:
                     return
                 needs = json.loads(request)
-                with suppress(ImportError):
+                # What fails here fails in the child too, which has words for it.
+                with suppress(Exception):
                     prepare(**needs)
                 pid = _fork(needs["device"], fds[0], fds[1], server)
                 children.add(pid)

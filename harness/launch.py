@@ -51,6 +51,7 @@ class Forkserver:
         self._scratch = make_scratch()
         self._spare: tuple[Needs, Child] | None = None
         self._transformers = False
+        self._transformers_harms = False
 
     def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> "Child":
         """Start a process life, `engine` or `daemon`, and hand it its job; its output goes to `stderr`.
@@ -60,12 +61,13 @@ class Forkserver:
             OutputUnwritable: `stderr` cannot be made.
         """
         self._transformers |= needs.transformers
-        needs = replace(needs, transformers=self._transformers)
+        needs = self._preloaded(needs)
         child = self._taken(needs, stderr) or self._spawned(needs, stderr)
         # One that is gone already is found dead by whoever waits for its first word.
         with suppress(Closed):
             child.channel.send({"life": life, "job": job})
         if needs.device == "cuda":
+            needs = self._preloaded(needs)
             self._spare = needs, self._spawned(needs, self._scratch / "spare.stderr")
         return child
 
@@ -93,9 +95,24 @@ class Forkserver:
 
     def _spawned(self, needs: Needs, stderr: Path) -> "Child":
         if self._server.process.poll() is not None:
-            self._server.close()
-            self._server = _Server()
-        return self._server.spawn(needs, stderr)
+            self._replace_server()
+        try:
+            return self._server.spawn(needs, stderr)
+        except LaunchError:
+            if not needs.transformers:
+                raise
+        # Some package that transformers imports where it finds it starts a thread or asks for GPUs. An import
+        # cannot be undone, but a server replaced; each engine imports for itself then.
+        self._transformers_harms = True
+        self._replace_server()
+        return self._server.spawn(self._preloaded(needs), stderr)
+
+    def _preloaded(self, needs: Needs) -> Needs:
+        return replace(needs, transformers=self._transformers and not self._transformers_harms)
+
+    def _replace_server(self) -> None:
+        self._server.close()
+        self._server = _Server()
 
 
 class _Server:

@@ -6,14 +6,12 @@ The spare is tried without a GPU: there it finds no CUDA, and waits for its job 
 import os
 import signal
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadproof.harness import forkserver as forkserver_module
 from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.launch import Child, Forkserver, Needs
 
@@ -98,7 +96,35 @@ def test_closed_forkserver_leaves_no_spare(forkserver: Forkserver, tmp_path: Pat
     assert not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_what_would_start_a_thread_is_not_preloaded() -> None:
-    assert forkserver_module.stays_alone(lambda: None)
-    assert not forkserver_module.stays_alone(lambda: threading.Thread(target=time.sleep, args=(60,)).start())
-    assert not forkserver_module.stays_alone(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+PRELOADS = {
+    "starts-a-thread": "import threading, time\n"
+    "def preload(): threading.Thread(target=time.sleep, args=(60,)).start()\n",
+    "dies": "import os\ndef preload(): os._exit(9)\n",
+    "fails": "def preload(): 1 // 0\n",
+    "is-fine": "def preload(): pass\n",
+}
+
+
+@pytest.mark.parametrize("preload", PRELOADS)
+def test_preload_that_harms_costs_one_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "work = types.ModuleType('loadproof.harness.models.work')\n"
+        f"exec({PRELOADS[preload]!r}, vars(work))\n"
+        "sys.modules[work.__name__] = work\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    server = Forkserver()
+    try:
+        first, used = server._server.process.pid, set()
+        for index in range(2):
+            child = start(server, replace(CPU, transformers=True), tmp_path / f"{index}")
+            assert child.wait(30) == 1
+            assert "KeyError" in child.stderr_tail()
+            used.add(server._server.process.pid)
+    finally:
+        server.close()
+    assert len(used) == 1
+    assert (used != {first}) == (preload in ("starts-a-thread", "dies"))
