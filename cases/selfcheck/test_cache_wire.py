@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadproof.harness.cache.client import CacheClient
+from loadproof.harness.cache.server import VERSION
 from loadproof.harness.cache.socket_path import connect, listening
 from loadproof.harness.cache.wire import (
     MAX_REPLY_BYTES,
@@ -39,12 +40,12 @@ BODIES = {
     "two-documents": b"{}{}",
 }
 REQUESTS = {
-    "other-version": {"version": 2, "nonce": "0" * 32, "command": "digest"},
-    "no-nonce": {"version": 1, "command": "digest"},
-    "short-nonce": {"version": 1, "nonce": "00", "command": "digest"},
-    "nonce-not-hex": {"version": 1, "nonce": "x" * 32, "command": "probe"},
-    "other-command": {"version": 1, "nonce": "0" * 32, "command": "exec"},
-    "key-not-an-object": {"version": 1, "nonce": "0" * 32, "command": "attach", "key": []},
+    "other-version": {"version": VERSION + 1, "nonce": "0" * 32, "command": "digest"},
+    "no-nonce": {"version": VERSION, "command": "digest"},
+    "short-nonce": {"version": VERSION, "nonce": "00", "command": "digest"},
+    "nonce-not-hex": {"version": VERSION, "nonce": "x" * 32, "command": "probe"},
+    "other-command": {"version": VERSION, "nonce": "0" * 32, "command": "exec"},
+    "key-not-an-object": {"version": VERSION, "nonce": "0" * 32, "command": "attach", "key": []},
 }
 
 

@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadproof.harness.cache.client import CacheClient
+from loadproof.harness.cache.server import VERSION
 from loadproof.harness.cache.socket_path import connect, listening
 from loadproof.harness.cache.wire import (
     MAX_REPLY_BYTES,
@@ -104,7 +105,7 @@ def status(said: bytes) -> str:
 
 
 def valid_requests(key: dict[str, str | None]) -> list[bytes]:
-    common = {"version": 1, "nonce": NONCE}
+    common = {"version": VERSION, "nonce": NONCE}
     commands: list[dict[str, Any]] = [
         {"command": "attach", "key": key},
         {"command": "probe"},
@@ -159,7 +160,7 @@ def test_two_thousand_mutated_frames_harm_nobody(
 def test_every_request_has_an_answer(
     daemon: tuple[Path, Serving], escaped: list[BaseException], request_: dict[str, Any]
 ) -> None:
-    body = json.dumps({"version": 1, "nonce": NONCE} | request_).encode()
+    body = json.dumps({"version": VERSION, "nonce": NONCE} | request_).encode()
     # Python writes inf as Infinity, which is not JSON; 1e999 is, and reads as inf.
     said = answers(daemon[0], framed(body.replace(b"Infinity", b"1e999")))
     assert status(said) in ("ok", "key_mismatch", "bad_frame")
@@ -170,7 +171,7 @@ def test_every_request_has_an_answer(
 def test_request_of_any_depth_has_an_answer(
     daemon: tuple[Path, Serving], escaped: list[BaseException], field: str
 ) -> None:
-    rest = {"version": 1, "nonce": NONCE, "command": "attach", "key": "KEY"}
+    rest = {"version": VERSION, "nonce": NONCE, "command": "attach", "key": "KEY"}
     place = "KEY" if field in ("key", "content") else rest[field]
     # Around the recursion limit, what can still be parsed may be too deep to be printed.
     for depth in [10, 500, *range(900, 1001, 7), 1500, 5000, 15_000]:
@@ -187,7 +188,7 @@ def test_descriptors_sent_along_are_closed(
     path, _ = daemon
     read, write = os.pipe()
     with connect(path, 5.0) as connection:
-        body = framed(json.dumps({"version": 1, "nonce": NONCE, "command": "probe"}).encode())
+        body = framed(json.dumps({"version": VERSION, "nonce": NONCE, "command": "probe"}).encode())
         socket.send_fds(connection, [body], [write] * 6)
         os.close(write)
         receive_message(connection, limit=MAX_REPLY_BYTES, deadline=time.monotonic() + 5)
@@ -240,13 +241,17 @@ class FakeDaemon:
             with connection, suppress(LoadproofError, OSError):
                 deadline = time.monotonic() + 5
                 request, _ = receive_message(connection, limit=MAX_REQUEST_BYTES, deadline=deadline)
-                body = json.dumps({"nonce": request["nonce"], "epoch": "e"} | self.answer)
-                body = body.replace("Infinity", "1e999").replace('"DEEP"', self.deep)
-                frame = framed(body.encode())
+                reply = {"nonce": request["nonce"], "epoch": "e"} | self.answer
+                manifest = reply.pop("manifest", {})
+                frames = self._frame(reply) + self._frame(manifest)
                 memory = [os.memfd_create("fake") for _ in range(self.fds)]
-                socket.send_fds(connection, [frame], memory) if memory else connection.sendall(frame)
+                socket.send_fds(connection, [frames], memory) if memory else connection.sendall(frames)
                 for fd in memory:
                     os.close(fd)
+
+    def _frame(self, message: object) -> bytes:
+        body = json.dumps(message).replace("Infinity", "1e999").replace('"DEEP"', self.deep)
+        return framed(body.encode())
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

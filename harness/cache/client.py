@@ -16,7 +16,7 @@ from .key import Key, key_mismatch
 from .manifest import Manifest
 from .server import VERSION
 from .socket_path import connect
-from .wire import MAX_REPLY_BYTES, decode, peer_pid, receive_message, send_message
+from .wire import MAX_REPLY_BYTES, peer_pid, receive_message, send_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class CacheClient:
         try:
             if reply["status"] == "key_mismatch":
                 raise key_mismatch(str(self._path), self._fields(reply))
-            manifest = Manifest.from_json(self._manifest(reply))
+            manifest = Manifest.from_json(self._manifest(fds))
             if len(fds) != 1 or reply.get("transport") != transport:
                 raise BadManifest(
                     self._path,
@@ -104,11 +104,12 @@ class CacheClient:
         """Drop the reference."""
         self._connection.close()
 
-    def _manifest(self, reply: dict[str, Any]) -> dict[str, Any]:
-        text = reply.get("manifest")
-        if not isinstance(text, str):
-            raise self._bad("a manifest", text)
-        return decode(text.encode())
+    def _manifest(self, fds: list[int]) -> dict[str, Any]:
+        """The frame behind the reply; what comes with it is closed with `fds`."""
+        deadline = time.monotonic() + self._timeout
+        manifest, more = receive_message(self._connection, limit=MAX_REPLY_BYTES, deadline=deadline)
+        fds += more
+        return manifest
 
     def _ask(self, request: dict[str, Any], nonce: bytes | None = None) -> dict[str, Any]:
         """Exchange what needs neither key nor descriptor."""

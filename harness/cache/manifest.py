@@ -68,12 +68,14 @@ class Manifest:
     def from_json(cls, data: Any) -> "Manifest":
         """Read and check what came over the wire; raises BadManifest before anything is mapped."""
         try:
-            layouts = [Layout(*row) for row in _rows(data["layouts"], _LAYOUT)]
+            rows = _rows(data["layouts"], _LAYOUT)
+            # A model has many layers of few kinds.
+            layouts = {row: Layout(*row) for row in set(rows)}
             manifest = cls(
                 arena_bytes=_whole(data["arena_bytes"]),
                 probe_offset=_whole(data["probe_offset"]),
                 entries=tuple(map(Entry._make, _rows(data["entries"], _ENTRY))),
-                layouts=dict(zip(_texts(data["layers"]), layouts, strict=True)),
+                layouts=dict(zip(_texts(data["layers"]), map(layouts.__getitem__, rows), strict=True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _bad(

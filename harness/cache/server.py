@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BadFrame, LoadproofError, UnsafeSocket
 from ..fingerprint import fingerprint
@@ -21,12 +21,19 @@ from .key import Key, differing_fields
 from .manifest import Manifest
 from .wire import MAX_REQUEST_BYTES, peer_pid, receive_message, send_message
 
-VERSION = 1
+VERSION = 2
 HANDSHAKE_SECONDS = 5.0
 """For the first request, and for completing any message once it has begun."""
 NONCE = re.compile(rf"[0-9a-f]{{{2 * PROBE_BYTES}}}")
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_PER_PID = 8
+
+
+class _Reply(NamedTuple):
+    message: dict[str, Any]
+    fd: int | None = None
+    manifest: bytes | None = None
+    """Behind the message, in a frame of its own."""
 
 
 class CacheServer:
@@ -39,7 +46,7 @@ class CacheServer:
         self._arena = arena
         self._manifest = manifest
         # Written out once: it is the same for every engine.
-        self._described = json.dumps(manifest.to_json())
+        self._described = json.dumps(manifest.to_json()).encode()
         self._key = key
         self._transport = transport
         self._epoch = os.urandom(8).hex()
@@ -115,15 +122,16 @@ class CacheServer:
             request, fds = receive_message(connection, limit=MAX_REQUEST_BYTES, deadline=deadline)
             for fd in fds:
                 os.close(fd)
-            reply, fd_out = self._reply(request)
+            reply = self._reply(request)
         except BadFrame as error:
-            reply, fd_out = {"status": "bad_frame", "message": str(error)}, None
-        reply["epoch"] = self._epoch
-        send_message(connection, reply, deadline=time.monotonic() + HANDSHAKE_SECONDS, fd=fd_out)
-        if reply["status"] == "bad_frame":
+            reply = _Reply({"status": "bad_frame", "message": str(error)})
+        message = reply.message | {"epoch": self._epoch}
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        send_message(connection, message, deadline=deadline, fd=reply.fd, written=reply.manifest)
+        if message["status"] == "bad_frame":
             raise BadFrame("request", expected="a valid request", found="none", remedy="Reconnect.")
 
-    def _reply(self, request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    def _reply(self, request: dict[str, Any]) -> _Reply:
         command, nonce = request.get("command"), request.get("nonce")
         if request.get("version") != VERSION or not (isinstance(nonce, str) and NONCE.fullmatch(nonce)):
             raise _bad_request(f"version {VERSION} and a nonce of {2 * PROBE_BYTES} hex digits", request)
@@ -132,23 +140,23 @@ class CacheServer:
             return self._attach(request, answer)
         if command == "probe":
             self._arena.write_probe(bytes.fromhex(nonce))
-            return answer, None
+            return _Reply(answer)
         if command == "digest":
-            return answer | {"digests": self._digests()}, None
+            return _Reply(answer | {"digests": self._digests()})
         if command == "count":
-            return answer | {"attachments": self._attachments}, None
+            return _Reply(answer | {"attachments": self._attachments})
         raise _bad_request("a command: attach, probe, digest or count", command)
 
-    def _attach(self, request: dict[str, Any], answer: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    def _attach(self, request: dict[str, Any], answer: dict[str, Any]) -> _Reply:
         key = request.get("key")
         if not isinstance(key, dict) or not all(isinstance(value, str | None) for value in key.values()):
             raise _bad_request("a key of texts and nulls", key)
         fields = differing_fields(self._key, key)
         if fields:
-            return answer | {"status": "key_mismatch", "fields": fields}, None
+            return _Reply(answer | {"status": "key_mismatch", "fields": fields})
         with self._lock:
             self._attachments += 1
-        return answer | {"transport": self._transport, "manifest": self._described}, self._arena.fd
+        return _Reply(answer | {"transport": self._transport}, self._arena.fd, self._described)
 
     def _digests(self) -> dict[str, str]:
         return {e.name: fingerprint(self._arena.read(e.offset, e.nbytes)) for e in self._manifest.entries}

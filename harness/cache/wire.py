@@ -1,7 +1,7 @@
 """The wire: length-prefixed JSON over a Unix socket, descriptors beside it. No pickle.
 
-A message is four bytes of length, big-endian, then that many bytes of UTF-8 JSON. One deadline
-covers a whole message, so that a peer that dribbles bytes is dropped as surely as a silent one.
+A frame is four bytes of length, big-endian, then that many bytes; a message is a frame of UTF-8 JSON. One
+deadline covers a whole frame, so that a peer that dribbles bytes is dropped as surely as a silent one.
 """
 
 import json
@@ -35,19 +35,26 @@ def peer_pid(connection: socket.socket) -> int:
 
 
 def send_message(
-    connection: socket.socket, message: dict[str, Any], *, deadline: float, fd: int | None = None
+    connection: socket.socket,
+    message: dict[str, Any],
+    *,
+    deadline: float,
+    fd: int | None = None,
+    written: bytes | None = None,
 ) -> None:
     """Send one message, and a descriptor with its first byte.
 
     Args:
-        deadline: `time.monotonic()` value at which the whole message must be out.
+        deadline: `time.monotonic()` value at which all of it must be out.
+        written: JSON that was written out before; it follows as a frame of its own.
 
     Raises:
         DaemonUnresponsive: the peer did not take it in time.
         TruncatedMessage: the peer is gone.
     """
     body = json.dumps(message, allow_nan=False).encode()
-    frame = memoryview(_LENGTH.pack(len(body)) + body)
+    frames = [body] if written is None else [body, written]
+    frame = memoryview(b"".join(_LENGTH.pack(len(each)) + each for each in frames))
     try:
         if fd is not None:
             connection.settimeout(_remaining(deadline))
