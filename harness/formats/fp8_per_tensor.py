@@ -10,7 +10,7 @@ import torch
 from ..checkpoint.layers import ProjectionTensors
 from ..errors import BadScale
 from ..spec import LayerSpec, Scheme
-from .e4m3 import dequantize_fp16, quantize_static
+from .e4m3 import E4M3, dequantize_fp16, quantize_static
 from .padding import fused_bias, transposed_and_padded, weight_and_bias
 from .protocol import Layout, ProcessedLayer, TensorLayout
 
@@ -24,11 +24,16 @@ def requantized_to(scale: torch.Tensor, projection: ProjectionTensors) -> torch.
     half = projection.weight_scale.to(torch.float16)
     if not (torch.isfinite(half) and half > 0):
         raise _not_in_float16(projection, f"which rounds to {half.item():g}")
-    wide = dequantize_fp16(projection.weight, projection.weight_scale)
+    # One scale for all weights sends each E4M3 code to another: the arithmetic is done once a code.
+    codes = torch.arange(256, dtype=torch.uint8, device=projection.weight.device)
+    wide = dequantize_fp16(codes.view(E4M3), projection.weight_scale)
+    held = projection.weight.view(torch.uint8).flatten().to(torch.int32)
     # Infinity would become 448 times the largest scale: another weight, and no error.
-    if not wide.isfinite().all():
+    infinite = wide.isinf()
+    if infinite.any() and infinite.index_select(0, held).any():
         raise _not_in_float16(projection, "which makes a weight infinite")
-    return quantize_static(wide, scale)
+    requantized = quantize_static(wide, scale).view(torch.uint8).index_select(0, held)
+    return requantized.view(projection.weight.shape).view(E4M3)
 
 
 def _not_in_float16(projection: ProjectionTensors, found: str) -> BadScale:
