@@ -58,10 +58,13 @@ class Node:
         self.shutting_down = True
 
 
-def scheduler(nodes: list[Node], nodeids: list[str]) -> CaseScheduling:
-    options = SimpleNamespace(loadscopereorder=False, debug=False, tx=["2*popen"], numprocesses=2)
+def scheduler(nodes: list[Node], nodeids: list[str], models: Sequence[str] = ()) -> CaseScheduling:
+    options = SimpleNamespace(
+        loadscopereorder=False, debug=False, tx=[f"{len(nodes)}*popen"], numprocesses=len(nodes)
+    )
     config: Any = SimpleNamespace(option=options, getvalue=lambda name: getattr(options, name, None))
     made = CaseScheduling(config)
+    made.case_ids, made.model_ids = frozenset(CASE_IDS), frozenset(models)
     for node in nodes:
         made.add_node(node)
         made.add_node_collection(node, nodeids)
@@ -105,6 +108,31 @@ def test_replacement_of_a_dead_worker_is_given_what_was_left(nodeids: list[str],
     reached = {made._split_scope(nodeids[i]) for i in dying.given + other.given + replacement.given}
     assert reached == {made._split_scope(nodeid) for nodeid in nodeids}
     assert not set(dying.given[:done]) & set(replacement.given)
+
+
+def test_whole_models_go_to_one_worker_while_there_is_other_work() -> None:
+    models = [CASE_IDS[1], CASE_IDS[2]]
+    nodeids = WHOLE_CASES + [f"{test}[lone]" for test in LONE_TESTS]
+    nodes = [Node("gw0"), Node("gw1"), Node("gw2")]
+    made = scheduler(nodes, nodeids, models)
+    ran: list[tuple[str, str]] = []
+    progress = dict.fromkeys(nodes, 0)
+    while any(progress[node] < len(node.given) for node in nodes):
+        for node in nodes:
+            if progress[node] < len(node.given):
+                index = node.given[progress[node]]
+                ran.append((node.gateway.id, nodeids[index]))
+                progress[node] += 1
+                made.mark_test_complete(node, index)
+    assert sorted(nodeid for _, nodeid in ran) == sorted(nodeids)
+    assert {name for name, nodeid in ran if nodeid.partition("[")[2][:-1] in models} == {"gw0"}
+    assert ran[0][1].partition("[")[2][:-1] == models[0]
+
+
+def test_models_alone_are_shared_out() -> None:
+    nodes = [Node("gw0"), Node("gw1")]
+    scheduler(nodes, WHOLE_CASES, CASE_IDS)
+    assert all(node.given for node in nodes)
 
 
 def test_killed_worker_is_named_and_the_other_cases_run(tmp_path: Path) -> None:
