@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadproof.fixtures import libraries
-from loadproof.fixtures.libraries import VLLM_LIBRARY, describe_libraries
-from loadproof.harness.kernels.vllm import LIBRARY_VARIABLE
+from loadproof.fixtures.libraries import describe_libraries
+from loadproof.harness.vllm_library import LIBRARY_VARIABLE
 
 CONTENT = b"a kernel"
 
@@ -63,9 +63,8 @@ def test_a_vllm_that_is_named_and_not_installed_is_told(
         (info := tmp_path / "vllm-0.33.0.dist-info").mkdir()
         (info / "RECORD").write_text(f"vllm/{library.name},sha256={digest},{len(CONTENT)}\n")
     monkeypatch.setitem(libraries._COMPUTING, "cuda", {})
-    monkeypatch.setenv(VLLM_LIBRARY, str(library))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(library))
     (found,) = describe_libraries("cuda")
-    assert VLLM_LIBRARY == LIBRARY_VARIABLE
     assert found["disk_sha256"] == hashlib.sha256(CONTENT).hexdigest()
     assert (found["file"], found["version"]) == (
         "vllm/_C_stable_libtorch.abi3.so",

@@ -12,10 +12,11 @@ import torch
 from loadproof.harness.errors import InvalidInput, KernelBuildError, KernelLaunchError
 from loadproof.harness.kernels import make_kernel, vllm
 from loadproof.harness.kernels.reference import ReferenceKernel
+from loadproof.harness.vllm_library import LIBRARY_VARIABLE, SCHEMA, find_library
 
 from .kernel_operands import operands
 
-CONTENT = b"\x7fELF..." + vllm.SCHEMA + b"! out, Tensor a) -> ()"
+CONTENT = b"\x7fELF..." + SCHEMA + b"! out, Tensor a) -> ()"
 HASH = "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(CONTENT).digest()).rstrip(b"=").decode()
 
 
@@ -26,7 +27,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('vllm was imported')")
     (package / "_C_stable_libtorch.abi3.so").write_bytes(CONTENT)
-    monkeypatch.delenv(vllm.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
     monkeypatch.syspath_prepend(package.parent)
     return package
 
@@ -72,7 +73,7 @@ def test_build_id_follows_the_content(installed: Path) -> None:
 def test_library_that_registers_the_operator_is_taken(installed: Path) -> None:
     (installed / "_C_stable_libtorch.abi3.so").write_bytes(b"permute_cols(Tensor A)")
     (installed / "_C.abi3.so").write_bytes(CONTENT)
-    assert vllm.find_library() == installed / "_C.abi3.so"
+    assert find_library() == installed / "_C.abi3.so"
 
 
 def test_named_library_goes_before_the_installed_one(
@@ -80,8 +81,8 @@ def test_named_library_goes_before_the_installed_one(
 ) -> None:
     named = tmp_path / "carried.so"
     named.write_bytes(CONTENT)
-    monkeypatch.setenv(vllm.LIBRARY_VARIABLE, str(named))
-    assert vllm.find_library() == named
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(named))
+    assert find_library() == named
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,13 @@ def test_named_library_that_will_not_do_is_not_replaced(
     named = tmp_path / "carried.so"
     if content is not None:
         named.write_bytes(content)
-    monkeypatch.setenv(vllm.LIBRARY_VARIABLE, str(named))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(named))
     with pytest.raises(InvalidInput, match=str(named)):
-        vllm.find_library()
+        find_library()
 
 
 def test_without_vllm_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(vllm.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"found no vLLM installed.*LOADPROOF_VLLM_LIBRARY"):
         make_kernel("vllm-cutlass").build_id()
@@ -107,7 +108,7 @@ def test_without_vllm_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch
 
 def test_library_that_torch_cannot_load_is_named(installed: Path) -> None:
     with pytest.raises(KernelBuildError, match=r"_C_stable_libtorch\.abi3\.so"):
-        vllm.load(vllm.find_library())
+        vllm.load(find_library())
 
 
 @pytest.fixture

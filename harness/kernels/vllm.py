@@ -5,27 +5,16 @@ fast accumulation throughout (vLLM's csrc/.../cutlass/c3x/scaled_mm_sm90_fp8_dis
 """
 
 import base64
-import csv
 import functools
-import hashlib
-import importlib.util
-import mmap
-import os
 from pathlib import Path
 
 import torch
 
-from ..errors import InvalidInput, KernelBuildError, KernelLaunchError
+from ..errors import KernelBuildError, KernelLaunchError
+from ..vllm_library import file_sha256, find_library, recorded_hash
 from .accumulation import Doubles, fast_error
 from .contract import check_gpu_call, check_operands
 from .protocol import Launches
-
-LIBRARY_VARIABLE = "LOADPROOF_VLLM_LIBRARY"
-LIBRARIES = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
-"""Which of the two has the operator depends on vLLM's version."""
-
-SCHEMA = b"cutlass_scaled_mm(Tensor"
-"""The operator's declaration, as the library that registers it holds it."""
 
 OPERATOR = "_C::cutlass_scaled_mm"
 
@@ -58,7 +47,7 @@ class VllmCutlassKernel(Launches):
         `sha256=<URL-safe base64>`; `equal` says whether they agree. `recorded`, `equal` and `wheel` are None
         where no RECORD lies beside the package, as with a file that was copied alone.
         """
-        digest = _sha256(self.library)
+        digest = file_sha256(self.library)
         actual = "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         wheel, recorded = recorded_hash(self.library)
         return {
@@ -117,41 +106,6 @@ class VllmCutlassKernel(Launches):
             self._loaded = True
 
 
-def find_library() -> Path:
-    """The library named by LOADPROOF_VLLM_LIBRARY, else the installed vLLM's, which is not imported.
-
-    Raises:
-        InvalidInput: there is none, or it does not hold the operator.
-    """
-    named = os.environ.get(LIBRARY_VARIABLE)
-    if named:
-        places = [Path(named)]
-    else:
-        found = importlib.util.find_spec("vllm")
-        folders = (found.submodule_search_locations or []) if found else []
-        places = [Path(folder) / name for folder in folders for name in LIBRARIES]
-    for place in places:
-        if place.is_file() and _holds(place, SCHEMA):
-            return place.absolute()
-    raise InvalidInput(
-        "kernel 'vllm-cutlass'",
-        expected="a library of vLLM that registers cutlass_scaled_mm",
-        found=f"none at {', '.join(map(str, places))}" if places else "no vLLM installed",
-        remedy=f"Install vLLM, or set {LIBRARY_VARIABLE} to the {LIBRARIES[0]} of one.",
-    )
-
-
-def recorded_hash(library: Path) -> tuple[str | None, str | None]:
-    """The wheel that lies around a library, as `vllm-0.33.0`, and the hash its RECORD has of that file."""
-    entry = f"{library.parent.name}/{library.name}"
-    for record in sorted(library.parent.parent.glob(f"{library.parent.name}-*.dist-info/RECORD")):
-        with record.open(newline="", encoding="utf-8") as lines:
-            for row in csv.reader(lines):
-                if row and row[0] == entry:
-                    return record.parent.name.removesuffix(".dist-info"), row[1] or None
-    return None, None
-
-
 def load(library: Path) -> None:
     """Load a library into this process; raises KernelBuildError where it fails or lacks the operator."""
     try:
@@ -164,22 +118,3 @@ def load(library: Path) -> None:
             found=error.__cause__ or error,
             remedy="Take the library of a vLLM for this torch with CUDA, and load no second vLLM beside it.",
         ) from error
-
-
-def _sha256(file: Path) -> bytes:
-    found = file.stat()
-    return _hashed(file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-@functools.cache
-def _hashed(file: Path, *_state: int) -> bytes:
-    """Once for each state of the file, in a process and those that it forks: 0.1 s for vLLM's library."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
-
-
-def _holds(file: Path, words: bytes) -> bool:
-    if file.stat().st_size == 0:
-        return False
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(words) >= 0
