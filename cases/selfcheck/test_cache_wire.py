@@ -173,3 +173,23 @@ def test_peer_that_takes_nothing_is_unresponsive() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(DaemonUnresponsive):
         send_message(ours, {"filling": "x" * (4 << 20)}, deadline=time.monotonic() + 0.2)
+
+
+@pytest.mark.parametrize(
+    ("request_unread", "reply_unread"),
+    [(b"", b""), (b"{", b""), (b"", b"{"), (b"{", b"{")],
+    ids=["nothing-unread", "request-unread", "reply-unread", "both-unread"],
+)
+def test_daemon_is_lost_once_it_is_gone(path: Path, request_unread: bytes, reply_unread: bytes) -> None:
+    """Whatever nobody has read: with a request, the kernel resets the connection."""
+    with listening(path) as listener:
+        client = CacheClient(path)
+        try:
+            daemon, _ = listener.accept()
+            with daemon:
+                client._connection.sendall(request_unread)
+                daemon.sendall(reply_unread)
+                assert not client.lost()
+            assert client.lost()
+        finally:
+            client.close()

@@ -7,7 +7,7 @@ import select
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from socket import MSG_PEEK, socket
+from socket import socket
 from typing import Any
 
 from ..errors import BadFrame, BadManifest, StaleEpoch, UnsafeSocket
@@ -97,8 +97,10 @@ class CacheClient:
 
     def lost(self) -> bool:
         """Whether the daemon is gone: the kernel closes the connection with it, however it ended."""
-        readable, _, _ = select.select([self._connection], [], [], 0)
-        return bool(readable) and not self._connection.recv(1, MSG_PEEK)
+        closing = select.poll()
+        # Not by reading, which gives an unread reply first, and fails where a request was left unread.
+        closing.register(self._connection, select.POLLRDHUP)
+        return bool(closing.poll(0))
 
     def close(self) -> None:
         """Drop the reference."""
