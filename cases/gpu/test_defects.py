@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loadproof.cases.selfcheck.proofs import assert_caught, not_passed
 from loadproof.cases.selfcheck.test_defects import CAUGHT, case_for, prove
 from loadproof.harness.backends import BACKENDS
 from loadproof.harness.outcome import Outcome
@@ -33,18 +34,14 @@ def on_gpu(case: CaseSpec) -> CaseSpec:
 
 @pytest.mark.parametrize("defect", sorted(CAUGHT.keys() - WITHIN_A_SUM))
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
-    check, verdict = CAUGHT[defect]
     record = prove(prover, tmp_path, defect, case=on_gpu(case_for(defect)))
-    found = {c.name: c.verdict.value for c in record.checks}
-    assert found[check] == verdict, (found, [(n, r.outcome, r.error) for n, r in record.routes.items()])
-    assert not record.holds
+    assert_caught(record, *CAUGHT[defect])
 
 
 @pytest.mark.parametrize("transport", ON_GPU.transports)
 def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path, transport: str) -> None:
     case = dataclasses.replace(on_gpu(case_for(None)), transport=transport)
-    record = prove(prover, tmp_path, None, case=case)
-    assert {c.name: c.verdict.value for c in record.checks if c.verdict is not Outcome.PASS} == {}
+    assert not_passed(prove(prover, tmp_path, None, case=case)) == {}
 
 
 def test_store_into_sealed_memory_is_refused_by_the_gpu(prover: Prover, tmp_path: Path) -> None:

@@ -1,21 +1,17 @@
 """Runs of any size, to measure reports with: cases as large, and as unlike one another, as real ones."""
 
 import hashlib
-from pathlib import Path
 
+from loadproof.cases.selfcheck.test_report_samples import run_of
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import (
-    CaseEntry,
     CaseRecord,
     ChainRecord,
     CheckRecord,
-    Counts,
     DaemonRecord,
     OutputRecord,
     RouteRecord,
-    RunRecord,
     TensorRecord,
-    Verdict,
     WitnessRecord,
     manifest_digest,
 )
@@ -46,26 +42,17 @@ TRANSPORTS = ("cuda-vmm", "cuda-ipc")
 def large_run(count: int, failing: int = 0) -> Run:
     """`count` cases on a GPU that nobody has, of which the last `failing` differ on ipc."""
     cases = tuple(_case(n, failing=n >= count - failing) for n in range(count))
-    entries = [
-        CaseEntry(id=c.id, verdict=c.verdict, expected=c.expected, file=f"evidence/{c.id}.json")
-        for c in cases
-    ]
-    record = RunRecord(
+    return run_of(
+        *cases,
         run_id=RUN_ID,
-        verdict=Verdict.NOT_EQUIVALENT if failing else Verdict.EQUIVALENT,
         scope="gpu",
         started="2026-11-30T12:00:00+00:00",
         duration_s=count * 0.9,
-        counts=Counts(
-            planned=count, verified=count - failing, failed=failing, incomplete=0, refused_as_expected=0
-        ),
         environment={"gpu": {"name": "Example GPU"}, "packages": {"torch": "2.13.0"}},
         commands={"run": "python -m pytest cases/layers"},
-        cases=entries,
         # Of no real run, but as long as one: sealing 10,000 cases takes a while.
         chain=ChainRecord(facts={}, cases=_sha(count, "cases"), head=_sha(count, "head")),
     )
-    return Run(record=record, cases=cases, folder=Path("large"))
 
 
 def _case(n: int, failing: bool) -> CaseRecord:

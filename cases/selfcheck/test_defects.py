@@ -9,14 +9,15 @@ import torch
 
 from loadproof.fixtures.run import Run
 from loadproof.harness import proof, runner
-from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.power import defect_case as case_for
-from loadproof.harness.proof import ProofRequest, Prover
+from loadproof.harness.proof import Prover
 from loadproof.harness.record import CaseRecord
 from loadproof.harness.spec import CaseSpec, ForeignSource
+
+from .proofs import assert_caught, not_passed, prove_checkpoint
 
 # name -> (check, verdict), spelled out: the table in the library must agree with it.
 CAUGHT = {
@@ -78,17 +79,7 @@ def prove(
     checkpoint = folder / "checkpoint"
     algo = case.source.quant_algo if isinstance(case.source, ForeignSource) else case.layer.scheme
     write_checkpoint(checkpoint, synthetic_tensors(case.layer, 3, False) | (spoiled or {}), algo)
-    request = ProofRequest(
-        case=case,
-        checkpoint=checkpoint,
-        content=content_digest(checkpoint),
-        origin="synthetic",
-        run_id="selfcheck",
-        node_id="selfcheck",
-        defect=defect,
-        phase_seconds=2.0 if defect == "hang" else 30.0,
-    )
-    return prover.prove(request)
+    return prove_checkpoint(prover, case, checkpoint, defect)
 
 
 def test_every_defect_of_the_library_is_listed_here() -> None:
@@ -105,16 +96,11 @@ def test_every_check_has_a_defect_that_it_catches() -> None:
 
 @pytest.mark.parametrize("defect", sorted(CAUGHT))
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
-    check, verdict = CAUGHT[defect]
-    record = prove(prover, tmp_path, defect)
-    found = {c.name: c.verdict.value for c in record.checks}
-    assert found[check] == verdict, found
-    assert not record.holds
+    assert_caught(prove(prover, tmp_path, defect), *CAUGHT[defect])
 
 
 def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path) -> None:
-    record = prove(prover, tmp_path, None)
-    assert {c.name: c.verdict.value for c in record.checks if c.verdict is not Outcome.PASS} == {}
+    assert not_passed(prove(prover, tmp_path, None)) == {}
 
 
 @pytest.mark.parametrize("defect", [name for name in CAUGHT if case_for(name).refusal])
@@ -185,7 +171,7 @@ def test_symbolic_links_prove_the_same_where_hard_links_cannot_be_made(
     assert record.verdict is Outcome.PASS, record.checks
     assert record.routes["ordinary"].witness.files_opened == ["model.safetensors"]
     caught = prove(prover, tmp_path / "defect", "silent-disk-load-by-mmap")
-    assert {c.name: c.verdict for c in caught.checks}["route_witnessed"] is Outcome.WRONG_ROUTE
+    assert_caught(caught, "route_witnessed", "WRONG_ROUTE")
 
 
 def test_error_around_a_route_keeps_the_other_routes_evidence(

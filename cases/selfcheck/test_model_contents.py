@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.errors import (
     BadScale,
     ConfigError,
@@ -27,10 +26,13 @@ from loadproof.harness.models.contents import read_contents
 from loadproof.harness.models.prompts import TOKENIZER, make_prompts
 from loadproof.harness.models.synthetic import layers_of, write_model
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.proof import ProofRequest, Prover
+from loadproof.harness.proof import Prover
 from loadproof.harness.spec import Scheme
 
+from .proofs import not_passed, prove_checkpoint
+
 TINY = SyntheticModel(architecture="llama", seed=3, intermediate=40)
+CASE = ModelCaseSpec(model=ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY), transport="memfd")
 WEIGHTS = "model.safetensors"
 Tensors = dict[str, torch.Tensor]
 
@@ -186,17 +188,8 @@ def test_excluded_projections_stay_plain_and_run(checkpoint: Path, prover: Prove
     contents = read_contents(checkpoint)
     assert module not in {layer.name for layer in contents.layers}
     assert f"{module}.weight" in {plain.name for plain in contents.plain}
-    record = prover.prove(
-        ProofRequest(
-            case=ModelCaseSpec(model=ModelSpec(name="t", scheme=Scheme.FP8, source=TINY), transport="memfd"),
-            checkpoint=checkpoint,
-            content=content_digest(checkpoint),
-            origin="synthetic",
-            run_id="selfcheck",
-            node_id="selfcheck",
-        )
-    )
-    assert record.verdict is Outcome.PASS, [c for c in record.checks if c.verdict is not Outcome.PASS]
+    record = prove_checkpoint(prover, CASE, checkpoint)
+    assert record.verdict is Outcome.PASS, not_passed(record)
     assert record.routes["ipc"].generation is not None
     assert record.routes["ipc"].generation.gemms["o_proj"] == 16
 
@@ -220,17 +213,7 @@ def test_config_json_alone_says_what_the_model_is(
 
 def test_config_that_asks_for_tuples_runs(checkpoint: Path, prover: Prover) -> None:
     edit_config(checkpoint, return_dict=False)
-    spec = ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY)
-    record = prover.prove(
-        ProofRequest(
-            case=ModelCaseSpec(model=spec, transport="memfd"),
-            checkpoint=checkpoint,
-            content=content_digest(checkpoint),
-            origin="synthetic",
-            run_id="selfcheck",
-            node_id="selfcheck",
-        )
-    )
+    record = prove_checkpoint(prover, CASE, checkpoint)
     assert record.verdict is Outcome.PASS, record.routes["ordinary"].stderr_tail
 
 

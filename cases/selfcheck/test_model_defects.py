@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.model_spec import ModelCaseSpec, ModelSpec, SyntheticModel
 from loadproof.harness.models.synthetic import write_model
-from loadproof.harness.outcome import Outcome
-from loadproof.harness.proof import ProofRequest, Prover
+from loadproof.harness.proof import Prover
 from loadproof.harness.record import CaseRecord
 from loadproof.harness.spec import Scheme
+
+from .proofs import assert_caught, not_passed, prove_checkpoint
 
 TINY = SyntheticModel(architecture="qwen3", seed=5, tied=True, layers=3, intermediate=40)
 # Where the first difference is due, for the defects that reach outputs: layer, step, prompt.
@@ -60,17 +60,8 @@ def prove(prover: Prover, folder: Path, defect: str | None) -> CaseRecord:
     checkpoint = folder / "checkpoint"
     write_model(checkpoint, TINY, Scheme.FP8)
     model = ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY)
-    return prover.prove(
-        ProofRequest(
-            case=ModelCaseSpec(model=model, transport="memfd-writable"),
-            checkpoint=checkpoint,
-            content=content_digest(checkpoint),
-            origin="synthetic",
-            run_id="selfcheck",
-            node_id="selfcheck",
-            defect=defect,
-        )
-    )
+    case = ModelCaseSpec(model=model, transport="memfd-writable")
+    return prove_checkpoint(prover, case, checkpoint, defect)
 
 
 def test_every_defect_of_models_is_listed_here() -> None:
@@ -88,11 +79,8 @@ def test_every_check_of_models_has_a_defect_that_it_catches() -> None:
 
 @pytest.mark.parametrize("defect", sorted(CAUGHT))
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
-    check, verdict = CAUGHT[defect]
     record = prove(prover, tmp_path, defect)
-    found = {c.name: c.verdict.value for c in record.checks}
-    assert found[check] == verdict, found
-    assert not record.holds
+    assert_caught(record, *CAUGHT[defect])
     outputs = next(c for c in record.checks if c.name == "outputs_exact")
     first = outputs.evidence.get("first_divergence")
     wanted = FIRST.get(defect)
@@ -100,5 +88,4 @@ def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defec
 
 
 def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path) -> None:
-    record = prove(prover, tmp_path, None)
-    assert {c.name: c.detail for c in record.checks if c.verdict is not Outcome.PASS} == {}
+    assert not_passed(prove(prover, tmp_path, None)) == {}

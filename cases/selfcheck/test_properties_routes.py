@@ -16,18 +16,18 @@ from loadproof.harness.cache.client import CacheClient
 from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore, views
 from loadproof.harness.cache.server import CacheServer
 from loadproof.harness.cache.socket_path import listening
-from loadproof.harness.checkpoint.digest import content_digest
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.checkpoint.writer import write_checkpoint
 from loadproof.harness.checks.compare import compare
 from loadproof.harness.fingerprint import fingerprint
 from loadproof.harness.formats import Layout, ProcessedLayer, TensorLayout
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.proof import ProofRequest, Prover
+from loadproof.harness.proof import Prover
 from loadproof.harness.spec import CaseSpec, LayerSpec, Projection, ProjectionKind, Scheme, SyntheticSource
 from loadproof.harness.tensor_bytes import sha256
 from loadproof.harness.witness.maps import memory_identity
 
+from .proofs import not_passed, prove_checkpoint
 from .strategies import any_codes, examples, layers_with_tensors, seeds, stored, tensors
 
 TRANSPORTS = st.sampled_from(["memfd", "memfd-writable"])
@@ -59,17 +59,8 @@ def test_generated_layer_is_proved_four_ways(
         transport=transport,
         m_values=m,
     )
-    record = prover.prove(
-        ProofRequest(
-            case=case,
-            checkpoint=checkpoint,
-            content=content_digest(checkpoint),
-            origin="generated",
-            run_id="properties",
-            node_id="properties",
-        )
-    )
-    assert {c.name: (c.verdict, c.detail) for c in record.checks if c.verdict is not Outcome.PASS} == {}
+    record = prove_checkpoint(prover, case, checkpoint)
+    assert not_passed(record) == {}
     assert record.verdict is Outcome.PASS
 
 

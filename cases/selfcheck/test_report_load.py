@@ -39,7 +39,7 @@ def test_one_file_of_lines_is_as_good_as_many_files(tmp_path: Path) -> None:
     ],
 )
 def test_evidence_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], blamed: str) -> None:
-    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json"
+    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "a.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(InvalidInput, match=blamed):
         load_run(tmp_path)
@@ -49,10 +49,10 @@ def test_a_missing_a_broken_and_an_incomplete_folder_are_refused(tmp_path: Path)
     with pytest.raises(InvalidInput, match=r"run\.json"):
         load_run(tmp_path)
     folder = store(run_of(case_record("a")), tmp_path / "run")
-    (folder / "evidence" / "case-0.json").write_text("{")
+    (folder / "evidence" / "a.json").write_text("{")
     with pytest.raises(InvalidInput, match="JSON"):
         load_run(folder)
-    (folder / "evidence" / "case-0.json").unlink()
+    (folder / "evidence" / "a.json").unlink()
     with pytest.raises(InvalidInput, match="no such evidence"):
         load_run(folder)
 
@@ -86,7 +86,7 @@ def test_equivalent_contradicts_a_message(tmp_path: Path) -> None:
         load_run(store(run, tmp_path))
 
 
-@pytest.mark.parametrize("file", ["run.json", "evidence/case-0.json"])
+@pytest.mark.parametrize("file", ["run.json", "evidence/a.json"])
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
 def test_deep_nesting_is_refused(tmp_path: Path, file: str, text: str) -> None:
     (store(run_of(case_record("a")), tmp_path) / file).write_text(text)
@@ -96,7 +96,7 @@ def test_deep_nesting_is_refused(tmp_path: Path, file: str, text: str) -> None:
 
 def test_what_only_python_reads_is_refused(tmp_path: Path) -> None:
     """A lone surrogate passes Python's reader, and no report could be written."""
-    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json"
+    file = store(run_of(case_record("a")), tmp_path) / "evidence" / "a.json"
     file.write_text(file.read_text().replace('"node_id":"', '"node_id":"\\ud800', 1))
     assert "ud800" in file.read_text()
     with pytest.raises(InvalidInput, match="every reader"):
@@ -114,7 +114,7 @@ def test_libraries_are_described_or_refused(tmp_path: Path, libraries: Any) -> N
 @pytest.mark.parametrize("name", ["id", "logical_widths", "m_values"])
 def test_a_case_is_described_or_refused(tmp_path: Path, name: str) -> None:
     edit(
-        store(run_of(case_record("a")), tmp_path) / "evidence" / "case-0.json",
+        store(run_of(case_record("a")), tmp_path) / "evidence" / "a.json",
         lambda data: data["case"].update({name: None}),
     )
     with pytest.raises(InvalidInput, match=name):

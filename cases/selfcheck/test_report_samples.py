@@ -127,8 +127,8 @@ def failing_record(case_id: str) -> CaseRecord:
 def run_of(*cases: CaseRecord, missing: tuple[str, ...] = (), **changes: Any) -> Run:
     """A CPU run of these cases; `missing` are planned ids that left no evidence."""
     entries = [
-        CaseEntry(id=c.id, verdict=c.verdict, expected=c.expected, file=f"evidence/case-{n}.json")
-        for n, c in enumerate(cases)
+        CaseEntry(id=c.id, verdict=c.verdict, expected=c.expected, file=f"evidence/{c.id}.json")
+        for c in cases
     ]
     lost = [CaseEntry(id=i, verdict=Outcome.INCOMPLETE, expected=Outcome.PASS, file=None) for i in missing]
     verified = sum(case.holds for case in cases)
