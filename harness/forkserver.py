@@ -162,8 +162,8 @@ def serve(server: socket.socket) -> None:
                 for fd in fds:
                     os.close(fd)
                 main.send({"pid": pid, "threads": threads(), "cuda": cuda_touched()})
-    except Closed:
-        pass
+    except (Closed, ConnectionResetError):
+        pass  # Reset: the parent went without having read all that it was told.
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)

@@ -35,7 +35,7 @@ class Needs:
     """`cpu` or `cuda`."""
     kernel: str
     transformers: bool = False
-    """Whether it builds a model; once imported, every later process has it too."""
+    """Whether it builds a model."""
 
 
 class Forkserver:
@@ -49,9 +49,19 @@ class Forkserver:
         """Start it and check that the preload really happened; raises LaunchError."""
         self._server = _Server()
         self._scratch = make_scratch()
-        self._spare: tuple[Needs, Child] | None = None
-        self._transformers = False
+        self._spare: _Spare | None = None
         self._transformers_harms = False
+
+    def prepare(self, needs: Needs) -> None:
+        """Start the next process now: what is imported and built once is not in the time of its job.
+
+        Raises:
+            LaunchError: as `start`.
+        """
+        needs = self._possible(needs)
+        if self._spare is None or not self._spare.serves(needs):
+            self._end_spare()
+            self._start_ahead(needs)
 
     def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> "Child":
         """Start a process life, `engine` or `daemon`, and hand it its job; its output goes to `stderr`.
@@ -60,15 +70,13 @@ class Forkserver:
             LaunchError: the server died meanwhile, or did not answer.
             OutputUnwritable: `stderr` cannot be made.
         """
-        self._transformers |= needs.transformers
-        needs = self._preloaded(needs)
+        needs = self._possible(needs)
         child = self._taken(needs, stderr) or self._spawned(needs, stderr)
         # One that is gone already is found dead by whoever waits for its first word.
         with suppress(Closed):
             child.channel.send({"life": life, "job": job})
         if needs.device == "cuda":
-            needs = self._preloaded(needs)
-            self._spare = needs, self._spawned(needs, self._scratch / "spare.stderr")
+            self._start_ahead(self._possible(needs))
         return child
 
     def close(self) -> None:
@@ -76,22 +84,29 @@ class Forkserver:
         self._server.close()
         remove_scratch(self._scratch)
 
-    def _taken(self, needs: Needs, stderr: Path) -> "Child | None":
-        """The spare process, if it is of this kind and lives."""
+    def _start_ahead(self, needs: Needs) -> None:
+        child = self._spawned(needs, self._scratch / "spare.stderr")
+        self._spare = _Spare(needs.device, self._server.prepared, child)
+
+    def _end_spare(self) -> None:
         spare, self._spare = self._spare, None
-        if spare is None:
-            return None
-        prepared, child = spare
-        if prepared != needs or child.wait(0) is not None:
-            child.end()
+        if spare is not None:
+            spare.child.end()
+
+    def _taken(self, needs: Needs, stderr: Path) -> "Child | None":
+        """The spare process, if it will do."""
+        spare = self._spare
+        if spare is None or not spare.serves(needs):
+            self._end_spare()
             return None
         try:
-            child.move_stderr(stderr)
+            spare.child.move_stderr(stderr)
         except OutputUnwritable:
             # Another filesystem, or no place at all: a process started for this file finds out which.
-            child.end()
+            self._end_spare()
             return None
-        return child
+        self._spare = None
+        return spare.child
 
     def _spawned(self, needs: Needs, stderr: Path) -> "Child":
         if self._server.process.poll() is not None:
@@ -105,14 +120,28 @@ class Forkserver:
         # cannot be undone, but a server replaced; each engine imports for itself then.
         self._transformers_harms = True
         self._replace_server()
-        return self._server.spawn(self._preloaded(needs), stderr)
+        return self._server.spawn(self._possible(needs), stderr)
 
-    def _preloaded(self, needs: Needs) -> Needs:
-        return replace(needs, transformers=self._transformers and not self._transformers_harms)
+    def _possible(self, needs: Needs) -> Needs:
+        return replace(needs, transformers=needs.transformers and not self._transformers_harms)
 
     def _replace_server(self) -> None:
         self._server.close()
         self._server = _Server()
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A process that waits for its job."""
+
+    device: str
+    prepared: frozenset[Needs]
+    """All that its server had been prepared for when it was forked."""
+    child: "Child"
+
+    def serves(self, needs: Needs) -> bool:
+        """Whether it is of this device, came with all that is needed, and lives."""
+        return needs.device == self.device and needs in self.prepared and self.child.wait(0) is None
 
 
 class _Server:
@@ -139,7 +168,7 @@ class _Server:
         theirs.close()
         self._socket, self._main = ours, Channel(ours)
         self._exits: dict[int, int] = {}
-        self._prepared: set[Needs] = set()
+        self.prepared: frozenset[Needs] = frozenset()
         try:
             self._check(self._receive(START_SECONDS))
         except BaseException:
@@ -160,12 +189,12 @@ class _Server:
                 socket.send_fds(self._socket, [request], [theirs.fileno(), log.fileno()])
             except OSError as error:
                 raise self._silent(error) from error
-            seconds = EXIT_SECONDS if needs in self._prepared else PREPARE_SECONDS
+            seconds = EXIT_SECONDS if needs in self.prepared else PREPARE_SECONDS
             while "pid" not in (reply := self._receive(seconds)):
                 self._exits[reply["exited"]] = reply["status"]
         if reply["threads"] != 1 or reply["cuda"]:
             raise self._unusable(f"{reply['threads']} threads, CUDA initialised: {reply['cuda']}")
-        self._prepared.add(needs)
+        self.prepared |= {needs}
         # Messages are in order: an exit noted under this pid is an earlier process's.
         self._exits.pop(reply["pid"], None)
         return Child(reply["pid"], Channel(ours), stderr, self._wait)

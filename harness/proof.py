@@ -1,6 +1,7 @@
 """The four-way proof of one case: run the four routes in order, observe, check, record."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -58,6 +59,9 @@ def prove(request: ProofRequest, subject: Subject) -> CaseRecord:
     Raises:
         OutputUnwritable: no folder can be made below TMPDIR.
     """
+    # The first engine meets the same error again, and says so in the evidence.
+    with suppress(LoadproofError):
+        subject.prepare(request.case)
     started = time.monotonic()
     # Short and private: a socket path has 107 bytes, and other users have no business in it.
     scratch = make_scratch()

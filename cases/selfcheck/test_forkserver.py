@@ -32,7 +32,7 @@ def start(forkserver: Forkserver, needs: Needs, stderr: Path) -> Child:
 
 def spare(forkserver: Forkserver) -> Child:
     assert forkserver._spare is not None
-    return forkserver._spare[1]
+    return forkserver._spare.child
 
 
 def test_output_of_a_failed_process_is_in_its_file(forkserver: Forkserver, tmp_path: Path) -> None:
@@ -70,6 +70,35 @@ def test_spare_whose_output_cannot_be_moved_is_replaced(forkserver: Forkserver, 
     waiting = spare(forkserver)
     with pytest.raises(OutputUnwritable, match="nowhere"):
         start(forkserver, CUDA, tmp_path / "nowhere" / "third")
+    assert waiting.exit is not None
+
+
+def test_spare_serves_every_kernel_that_its_server_knows(forkserver: Forkserver, tmp_path: Path) -> None:
+    other = Needs("cuda", "torch-scaled-mm")
+    for index, needs in enumerate((CUDA, other)):
+        start(forkserver, needs, tmp_path / f"{index}")
+    for index, needs in enumerate((CUDA, other, CUDA)):
+        waiting = spare(forkserver)
+        assert start(forkserver, needs, tmp_path / f"again-{index}").pid == waiting.pid
+
+
+@pytest.mark.parametrize("needs", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_what_is_prepared_is_the_next_process(forkserver: Forkserver, tmp_path: Path, needs: Needs) -> None:
+    forkserver.prepare(needs)
+    waiting = spare(forkserver)
+    forkserver.prepare(needs)
+    assert spare(forkserver) is waiting
+    child = start(forkserver, needs, tmp_path / "stderr")
+    assert child.pid == waiting.pid
+    assert child.wait(30) == 1
+    assert "KeyError" in child.stderr_tail()
+
+
+def test_process_of_one_device_is_no_spare_for_another(forkserver: Forkserver, tmp_path: Path) -> None:
+    forkserver.prepare(CPU)
+    forkserver.prepare(CUDA)
+    waiting = spare(forkserver)
+    assert start(forkserver, CPU, tmp_path / "stderr").pid != waiting.pid
     assert waiting.exit is not None
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from ..daemon import DaemonJob
 from ..engine import EngineJob
 from ..launch import Child, Forkserver, Needs
+from ..model_spec import ModelCaseSpec
+from ..spec import CaseSpec
 
 
 class BuiltinSubject:
@@ -14,6 +16,10 @@ class BuiltinSubject:
 
     def __init__(self, forkserver: Forkserver) -> None:
         self._forkserver = forkserver
+
+    def prepare(self, case: CaseSpec | ModelCaseSpec) -> None:
+        """Import and build what the case's first engine needs."""
+        self._forkserver.prepare(Needs(case.device, case.kernel, isinstance(case, ModelCaseSpec)))
 
     def start_daemon(self, job: DaemonJob, stderr: Path) -> Child:
         """Start a daemon life and hand it its job."""
