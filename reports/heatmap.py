@@ -1,18 +1,22 @@
 """Where a tensor differs, as a small picture in a data URI."""
 
 import base64
+import functools
 import io
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
-# Dark to light in one hue order, told apart without colour vision; index 0, no difference, is near white.
-_STOPS = np.array([[233, 236, 241], [246, 201, 69], [217, 95, 14], [120, 20, 70], [38, 5, 60]])
-_PALETTE = np.stack(
-    [np.interp(np.arange(256), [0, 1, 96, 192, 255], _STOPS[:, channel]) for channel in range(3)], axis=1
-).astype(np.uint8)
+_STOPS = (
+    (0, (233, 236, 241)),
+    (1, (246, 201, 69)),
+    (96, (217, 95, 14)),
+    (192, (120, 20, 70)),
+    (255, (38, 5, 60)),
+)
+"""Dark to light in one hue order, told apart without colour vision; level 0, no difference, is near white."""
 
 SIDE = 288
 """Pixels of the longer side on the page."""
@@ -34,9 +38,9 @@ class HeatMap:
 
 def heat_map(grid: dict[str, Any]) -> HeatMap:
     """The picture of an evidence's `grid` (see `harness.checks.difference`)."""
-    levels = np.array([list(bytes.fromhex(line)) for line in grid["levels"]], dtype=np.uint8)
+    levels = [bytes.fromhex(line) for line in grid["levels"]]
     high, wide = grid["block"]
-    down, across = levels.shape
+    down, across = len(levels), len(levels[0])
     scale = max(1, SIDE // max(down, across))
     return HeatMap(
         uri=_png(levels),
@@ -52,12 +56,22 @@ def heat_map(grid: dict[str, Any]) -> HeatMap:
     )
 
 
-def _png(levels: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-    image = Image.fromarray(levels, mode="P")
-    image.putpalette(_PALETTE.tobytes())
+def _png(levels: list[bytes]) -> str:
+    image = Image.frombytes("P", (len(levels[0]), len(levels)), b"".join(levels))
+    image.putpalette(_palette())
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@functools.cache
+def _palette() -> bytes:
+    """Red, green and blue of each level, between the stops in equal steps."""
+    colours = bytearray(_STOPS[0][1])
+    for (start, low), (end, high) in itertools.pairwise(_STOPS):
+        for step in range(1, end - start + 1):
+            colours += bytes(int((b - a) / (end - start) * step + a) for a, b in zip(low, high, strict=True))
+    return bytes(colours)
 
 
 def _range(first: int, length: int, end: int) -> str:

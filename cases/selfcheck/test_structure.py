@@ -42,3 +42,12 @@ def test_collection_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "STATUS 0 []"
+
+
+def test_reports_need_nothing_that_an_interrupted_run_may_have_half_imported() -> None:
+    """A signal in the middle of numpy's import leaves a numpy that cannot be imported again."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('numpy', 'torch', 'transformers'));"
+        "import loadproof.reports.write, loadproof.reports.hook"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
