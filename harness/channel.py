@@ -28,17 +28,15 @@ class Channel:
     def receive(self, timeout: float | None = None) -> dict[str, Any]:
         """The next message; raises TimeoutError after `timeout` seconds, Closed at the end.
 
-        ValueError or RecursionError: what came is not a message.
+        With 0 seconds, what is there already. ValueError or RecursionError: what came is not a message.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._buffer:
-            if deadline is not None and deadline <= time.monotonic():
-                raise TimeoutError
             try:
-                self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+                self._socket.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0))
                 chunk = self._socket.recv(65536)
-            except TimeoutError:
-                raise
+            except (TimeoutError, BlockingIOError):
+                raise TimeoutError from None
             except OSError as error:
                 # Gone, or closed by ourselves.
                 raise Closed from error

@@ -37,6 +37,10 @@ class Needs:
     transformers: bool = False
     """Whether it builds a model."""
 
+    def met(self, prepared: frozenset["Needs"]) -> bool:
+        """Whether a server that was prepared for these has all of it."""
+        return self in prepared or replace(self, transformers=True) in prepared
+
 
 class Forkserver:
     """A process that has imported torch, and forks engines and daemons; a fresh one where it was killed.
@@ -114,7 +118,7 @@ class Forkserver:
         try:
             return self._server.spawn(needs, stderr)
         except LaunchError:
-            if not needs.transformers:
+            if not needs.transformers or needs in self._server.prepared:
                 raise
         # Some package that transformers imports where it finds it starts a thread or asks for GPUs. An import
         # cannot be undone, but a server replaced; each engine imports for itself then.
@@ -141,7 +145,7 @@ class _Spare:
 
     def serves(self, needs: Needs) -> bool:
         """Whether it is of this device, came with all that is needed, and lives."""
-        return needs.device == self.device and needs in self.prepared and self.child.wait(0) is None
+        return needs.device == self.device and needs.met(self.prepared) and self.child.wait(0) is None
 
 
 class _Server:

@@ -40,7 +40,8 @@ def heat_map(grid: dict[str, Any]) -> HeatMap:
     """The picture of an evidence's `grid` (see `harness.checks.difference`)."""
     levels = [bytes.fromhex(line) for line in grid["levels"]]
     high, wide = grid["block"]
-    down, across = len(levels), len(levels[0])
+    down = len(levels)
+    (across,) = {len(row) for row in levels}
     scale = max(1, SIDE // max(down, across))
     return HeatMap(
         uri=_png(levels),

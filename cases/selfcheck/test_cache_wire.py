@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_engine_raises_bad_frame_for_a_reply_that_says_so(path: Path, daemon: Se
     client = CacheClient(path)
     try:
         with pytest.raises(BadFrame, match="a command: attach, probe, digest or count"):
-            client._exchange({"command": "exec"})
+            client._exchange({"command": "exec"}, time.monotonic() + 5)
     finally:
         client.close()
 
@@ -193,3 +194,27 @@ def test_daemon_is_lost_once_it_is_gone(path: Path, request_unread: bytes, reply
             assert client.lost()
         finally:
             client.close()
+
+
+def test_attaching_as_a_whole_has_one_deadline(path: Path) -> None:
+    """The reply comes in time, and the manifest behind it would too, had it the time for itself."""
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            request, _ = receive_message(connection, limit=MAX_REQUEST_BYTES, deadline=time.monotonic() + 5)
+            for message in ({"status": "ok", "nonce": request["nonce"], "epoch": "e"}, {}):
+                time.sleep(0.4)
+                with suppress(TruncatedMessage):
+                    send_message(connection, message, deadline=time.monotonic() + 5)
+
+    with listening(path) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        client = CacheClient(path, timeout=0.6)
+        try:
+            with pytest.raises(DaemonUnresponsive):
+                client.attach({}, "memfd")
+        finally:
+            client.close()
+            thread.join()

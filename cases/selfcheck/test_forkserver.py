@@ -6,13 +6,15 @@ The spare is tried without a GPU: there it finds no CUDA, and waits for its job 
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadproof.harness.errors import OutputUnwritable
+from loadproof.cases.selfcheck.test_runs import alive
+from loadproof.harness.errors import LaunchError, OutputUnwritable
 from loadproof.harness.launch import Child, Forkserver, Needs
 
 CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
@@ -102,27 +104,57 @@ def test_process_of_one_device_is_no_spare_for_another(forkserver: Forkserver, t
     assert waiting.exit is not None
 
 
-@pytest.mark.parametrize("reason", ["other-kernel", "killed"])
-def test_useless_spare_is_replaced(forkserver: Forkserver, tmp_path: Path, reason: str) -> None:
+def test_spare_of_another_kernel_is_replaced(forkserver: Forkserver, tmp_path: Path) -> None:
     start(forkserver, CUDA, tmp_path / "first")
     waiting = spare(forkserver)
-    needs = CUDA
-    if reason == "killed":
-        os.kill(waiting.pid, signal.SIGKILL)
-        assert waiting.wait(30) == -signal.SIGKILL
-    else:
-        needs = Needs("cuda", "torch-scaled-mm")
-    second = start(forkserver, needs, tmp_path / "second")
+    second = start(forkserver, Needs("cuda", "torch-scaled-mm"), tmp_path / "second")
     assert second.pid != waiting.pid
     assert waiting.wait(30) is not None
     assert second.wait(30) == 1
+
+
+@pytest.mark.parametrize("needs", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("killed", ["spare", "server"])
+def test_spare_that_died_unseen_is_replaced(
+    forkserver: Forkserver, tmp_path: Path, needs: Needs, killed: str
+) -> None:
+    forkserver.prepare(needs)
+    waiting = spare(forkserver).pid
+    os.kill(waiting if killed == "spare" else forkserver._server.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while alive(waiting) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # The server has seen it, and says so.
+    time.sleep(0.2)
+    child = start(forkserver, needs, tmp_path / "stderr")
+    assert child.pid != waiting
+    assert child.wait(30) == 1
+
+
+def test_what_comes_with_transformers_does_for_all_else() -> None:
+    with_it = replace(CPU, transformers=True)
+    assert CPU.met(frozenset({with_it}))
+    assert not with_it.met(frozenset({CPU}))
+    assert not CPU.met(frozenset({CUDA}))
 
 
 def test_closed_forkserver_leaves_no_spare(forkserver: Forkserver, tmp_path: Path) -> None:
     start(forkserver, CUDA, tmp_path / "first")
     pid = spare(forkserver).pid
     forkserver.close()
-    assert not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    assert not alive(pid)
+
+
+def test_server_that_was_fine_and_is_silent_now_is_an_error(
+    forkserver: Forkserver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = replace(CPU, transformers=True)
+    forkserver._server.prepared |= {needs}
+    monkeypatch.setattr("loadproof.harness.launch.EXIT_SECONDS", 0.2)
+    os.kill(forkserver._server.process.pid, signal.SIGSTOP)
+    with pytest.raises(LaunchError, match="TimeoutError"):
+        start(forkserver, needs, tmp_path / "stderr")
+    assert not forkserver._transformers_harms
 
 
 PRELOADS = {

@@ -50,6 +50,18 @@ def test_a_missing_library_is_told(installed: Path) -> None:
     assert (found["equal"], found["disk_sha256"]) == (False, "no such file")
 
 
+@pytest.mark.parametrize(
+    "record", ["\nkernels/lib.so\n\n", "kernels/lib.so,,\n", "kernels/lib.so,md5=00,1\n"]
+)
+def test_a_record_that_promises_no_sha256_is_told(installed: Path, record: str) -> None:
+    (installed.parent.parent / "kernels-1.0.dist-info" / "RECORD").write_text(record)
+    for there in (True, False):
+        if not there:
+            installed.unlink()
+        (found,) = describe_libraries("cpu")
+        assert (found["equal"], found["record_sha256"]) == (False, None)
+
+
 @pytest.mark.parametrize("wheel", [True, False])
 def test_a_vllm_that_is_named_and_not_installed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: bool

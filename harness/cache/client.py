@@ -59,11 +59,12 @@ class CacheClient:
             KeyMismatch: lists every differing field.
             BadManifest, ArenaError, StaleEpoch, TruncatedMessage, DaemonUnresponsive: as named.
         """
-        reply, fds = self._exchange({"command": "attach", "key": key})
+        deadline = time.monotonic() + self._timeout
+        reply, fds = self._exchange({"command": "attach", "key": key}, deadline)
         try:
             if reply["status"] == "key_mismatch":
                 raise key_mismatch(str(self._path), self._fields(reply))
-            manifest = Manifest.from_json(self._manifest(fds))
+            manifest = Manifest.from_json(self._manifest(fds, deadline))
             if len(fds) != 1 or reply.get("transport") != transport:
                 raise BadManifest(
                     self._path,
@@ -106,26 +107,24 @@ class CacheClient:
         """Drop the reference."""
         self._connection.close()
 
-    def _manifest(self, fds: list[int]) -> dict[str, Any]:
+    def _manifest(self, fds: list[int], deadline: float) -> dict[str, Any]:
         """The frame behind the reply; what comes with it is closed with `fds`."""
-        deadline = time.monotonic() + self._timeout
         manifest, more = receive_message(self._connection, limit=MAX_REPLY_BYTES, deadline=deadline)
         fds += more
         return manifest
 
     def _ask(self, request: dict[str, Any], nonce: bytes | None = None) -> dict[str, Any]:
         """Exchange what needs neither key nor descriptor."""
-        reply, fds = self._exchange(request, nonce)
+        reply, fds = self._exchange(request, time.monotonic() + self._timeout, nonce)
         _close(fds)
         if reply["status"] != "ok":
             raise self._bad("status ok", reply["status"])
         return reply
 
     def _exchange(
-        self, request: dict[str, Any], nonce: bytes | None = None
+        self, request: dict[str, Any], deadline: float, nonce: bytes | None = None
     ) -> tuple[dict[str, Any], list[int]]:
         token = (nonce or secrets.token_bytes(PROBE_BYTES)).hex()
-        deadline = time.monotonic() + self._timeout
         send_message(self._connection, {"version": VERSION, "nonce": token, **request}, deadline=deadline)
         reply, fds = receive_message(self._connection, limit=MAX_REPLY_BYTES, deadline=deadline)
         try:
