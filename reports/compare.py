@@ -111,7 +111,7 @@ def compare(before: Run, after: Run) -> Comparison:
         before=before.record.run_id,
         after=after.record.run_id,
         environment=tuple(_differing(_environment(before), _environment(after))),
-        incomparable=tuple(_differing(_deciding(before), _deciding(after))),
+        incomparable=tuple(_incomparable(_deciding(before), _deciding(after))),
         cases=tuple(sorted(cases, key=lambda case: order.index(case.status))),
         verdicts=(before.record.verdict, after.record.verdict),
     )
@@ -168,6 +168,11 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> Iterator[Fact]:
         was, now = before.get(name, "none"), after.get(name, "none")
         if was != now:
             yield Fact(name, was, now)
+
+
+def _incomparable(before: dict[str, str], after: dict[str, str]) -> Iterator[Fact]:
+    # A kernel that one of the runs has not is no other build of it: its cases are new, or gone.
+    return (fact for fact in _differing(before, after) if fact.name in before.keys() & after.keys())
 
 
 def _environment(run: Run) -> dict[str, str]:

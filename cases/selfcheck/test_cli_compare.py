@@ -164,20 +164,26 @@ def test_other_gpu_or_driver_is_not_comparable_bit_for_bit(
 def test_other_kernel_build_or_scope_is_not_comparable_and_another_card_of_the_model_is(
     tmp_path: Path,
 ) -> None:
-    def built(build: str) -> list[CaseRecord]:
+    def built(build: str, kernel: str = "cutlass") -> list[CaseRecord]:
         good = case_record("a")
-        key = {"kernel": "cutlass", "kernel_build": build}
+        key = {"kernel": kernel, "kernel_build": build}
         return [case_record("a", daemon=good.daemon.model_copy(update={"key": key}))]
 
     before = write_run(tmp_path / "before", built("aa"), **on_gpu())
     other_build = write_run(tmp_path / "build", built("bb"), **on_gpu())
     other_card = write_run(tmp_path / "card", built("aa"), **on_gpu(uuid="GPU-2"))
+    other_kernel = write_run(tmp_path / "kernel", built("bb", "triton"), **on_gpu())
     cpu = write_run(tmp_path / "cpu", built("aa"))
     found = {
         after.name: [fact.name for fact in compare(load_run(before), load_run(after)).incomparable]
-        for after in (other_build, other_card, cpu)
+        for after in (other_build, other_card, other_kernel, cpu)
     }
-    assert found == {"build": ["kernel.cutlass"], "card": [], "cpu": ["scope", "gpu.name", "gpu.driver"]}
+    assert found == {
+        "build": ["kernel.cutlass"],
+        "card": [],
+        "kernel": [],
+        "cpu": ["scope", "gpu.name", "gpu.driver"],
+    }
 
 
 def test_output_goes_to_a_file_and_nothing_to_stdout(two: tuple[Path, Path], tmp_path: Path) -> None:
