@@ -9,7 +9,8 @@ from typing import Any
 
 from .cache.arena import create_arena
 from .cache.key import Key, make_key
-from .cache.manifest import Manifest, fill, place
+from .cache.manifest import Manifest
+from .cache.placement import fill, place
 from .cache.server import CacheServer
 from .cache.socket_path import listening
 from .channel import Channel, Closed

@@ -1,4 +1,4 @@
-"""Starting, watching and ending processes. Nothing started here outlives the harness."""
+"""Starting processes from a forkserver. Nothing started here outlives the harness."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any
 
 from .atomic_file import unwritable
 from .channel import Channel, Closed
-from .errors import LaunchError, OutputUnwritable, ProcessTimeout
+from .child import Child
+from .errors import LaunchError, OutputUnwritable
 from .scratch import make_scratch, remove_scratch
 
 START_SECONDS = 120.0
 """For importing torch once, on a cold disk."""
 PREPARE_SECONDS = 900.0
 """For the first process of a kernel, since its library may have to be built."""
-GRACE_SECONDS = 0.5
-EXIT_SECONDS = 5.0
-STDERR_TAIL_BYTES = 16 * 1024
+ANSWER_SECONDS = 5.0
+"""For every later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Forkserver:
             self._end_spare()
             self._start_ahead(needs)
 
-    def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> "Child":
+    def start(self, life: str, job: dict[str, Any], needs: Needs, stderr: Path) -> Child:
         """Start a process life, `engine` or `daemon`, and hand it its job; its output goes to `stderr`.
 
         Raises:
@@ -97,7 +96,7 @@ class Forkserver:
         if spare is not None:
             spare.child.end()
 
-    def _taken(self, needs: Needs, stderr: Path) -> "Child | None":
+    def _taken(self, needs: Needs, stderr: Path) -> Child | None:
         """The spare process, if it will do."""
         spare = self._spare
         if spare is None or not spare.serves(needs):
@@ -112,7 +111,7 @@ class Forkserver:
         self._spare = None
         return spare.child
 
-    def _spawned(self, needs: Needs, stderr: Path) -> "Child":
+    def _spawned(self, needs: Needs, stderr: Path) -> Child:
         if self._server.process.poll() is not None:
             self._replace_server()
         try:
@@ -141,7 +140,7 @@ class _Spare:
     device: str
     prepared: frozenset[Needs]
     """All that its server had been prepared for when it was forked."""
-    child: "Child"
+    child: Child
 
     def serves(self, needs: Needs) -> bool:
         """Whether it is of this device, came with all that is needed, and lives."""
@@ -181,7 +180,7 @@ class _Server:
             self.close()
             raise
 
-    def spawn(self, needs: Needs, stderr: Path) -> "Child":
+    def spawn(self, needs: Needs, stderr: Path) -> Child:
         try:
             log = stderr.open("wb")
         except OSError as error:
@@ -193,7 +192,7 @@ class _Server:
                 socket.send_fds(self._socket, [request], [theirs.fileno(), log.fileno()])
             except OSError as error:
                 raise self._silent(error) from error
-            seconds = EXIT_SECONDS if needs in self.prepared else PREPARE_SECONDS
+            seconds = ANSWER_SECONDS if needs in self.prepared else PREPARE_SECONDS
             while "pid" not in (reply := self._receive(seconds)):
                 self._exits[reply["exited"]] = reply["status"]
         if reply["threads"] != 1 or reply["cuda"]:
@@ -206,7 +205,7 @@ class _Server:
     def close(self) -> None:
         self._main.close()
         try:
-            self.process.wait(EXIT_SECONDS)
+            self.process.wait(ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -254,69 +253,3 @@ class _Server:
     def _check(self, ready: dict[str, Any]) -> None:
         if "torch" not in ready["modules"] or len(ready["modules"]) != 3 or ready["threads"] != 1:
             raise self._unusable(f"{ready['modules']} and {ready['threads']} threads")
-
-
-class Child:
-    """One started process: its pid, its channel and the file that takes its stderr."""
-
-    def __init__(
-        self, pid: int, channel: Channel, stderr: Path, wait: Callable[[int, float], int | None]
-    ) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.exit: int | None = None
-        self._stderr = stderr
-        self._wait = wait
-
-    def wait(self, timeout: float = EXIT_SECONDS) -> int | None:
-        """The exit status (negative: the signal), or None when it still runs after `timeout` seconds."""
-        if self.exit is None:
-            self.exit = self._wait(self.pid, timeout)
-        return self.exit
-
-    def end(self) -> int | None:
-        """Close its channel, then SIGTERM, then SIGKILL; returns the exit status. No harm once it is gone."""
-        self.channel.close()
-        # A daemon ends by that alone; a signal on its heels would tear the ending and change the status.
-        self.wait(GRACE_SECONDS)
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            if self.wait(0) is None:
-                self._signal(signum)
-                self.wait(2.0)
-        return self.exit
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self._signal(signal.SIGKILL)
-        self.wait()
-
-    def abort(self, phase: str, seconds: float) -> ProcessTimeout:
-        """Have a hung process write its stacks, kill it, and return the error that says so."""
-        self._signal(signal.SIGUSR1)
-        time.sleep(0.2)
-        self.kill()
-        return ProcessTimeout(
-            f"process {self.pid}",
-            expected=f"the phase after {phase!r} within {seconds:g} s",
-            found="no message",
-            remedy="The stacks of all its threads are at the end of its stderr.",
-        )
-
-    def move_stderr(self, to: Path) -> None:
-        """Rename the file that the process writes to; raises OutputUnwritable."""
-        try:
-            self._stderr = self._stderr.rename(to)
-        except OSError as error:
-            raise unwritable(to, error) from error
-
-    def stderr_tail(self) -> str:
-        """The end of what the process wrote."""
-        with self._stderr.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
-            return log.read().decode("utf-8", "backslashreplace")
-
-    def _signal(self, signum: int) -> None:
-        try:
-            os.kill(self.pid, signum)
-        except ProcessLookupError:
-            pass

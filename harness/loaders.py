@@ -9,7 +9,8 @@ import torch
 
 from .cache.client import Attached, CacheClient
 from .cache.key import make_key
-from .cache.manifest import Served, restore, restore_plain, views
+from .cache.placement import Served
+from .cache.views import restore, restore_plain, views
 from .checkpoint.config import read_quantization
 from .checkpoint.layers import checked_projections, require_nothing_more, tensor_names, wrong
 from .checkpoint.names import Group

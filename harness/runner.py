@@ -15,10 +15,10 @@ from .cache.client import CacheClient
 from .channel import Closed
 from .checkpoint.files import weight_files
 from .checkpoint.route_dir import RouteDir, make_route_dir
+from .child import Child
 from .daemon import DaemonJob
 from .engine import EngineJob
 from .errors import LoadproofError, ProcessCrashed, RemoteError
-from .launch import Child
 from .model_spec import Asked, ModelCaseSpec
 from .observation import RouteObservation
 from .outcome import Outcome

@@ -17,7 +17,7 @@ import torch.multiprocessing  # noqa: F401 - lets tensors be pickled
 from loadproof.harness.cache import client
 from loadproof.harness.cache.arena.cuda_driver import current_device
 from loadproof.harness.cache.key import Key
-from loadproof.harness.cache.manifest import views
+from loadproof.harness.cache.views import views
 
 Taken = tuple[float, float, int, int]
 """Seconds from the request to the first read, seconds of it in opening memory, tensors, and the byte read."""

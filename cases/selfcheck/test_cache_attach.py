@@ -14,7 +14,8 @@ import pytest
 from loadproof.harness.cache.arena import memfd
 from loadproof.harness.cache.arena.memfd import MemfdArena
 from loadproof.harness.cache.client import Attached, CacheClient
-from loadproof.harness.cache.manifest import Manifest, restore, views
+from loadproof.harness.cache.manifest import Manifest
+from loadproof.harness.cache.views import restore, views
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.daemon import DaemonJob, Serving, serving
 from loadproof.harness.errors import ArenaError, BadManifest, KeyMismatch

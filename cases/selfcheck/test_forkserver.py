@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from loadproof.cases.selfcheck.test_runs import alive
+from loadproof.harness.child import Child
 from loadproof.harness.errors import LaunchError, OutputUnwritable
-from loadproof.harness.launch import Child, Forkserver, Needs
+from loadproof.harness.launch import Forkserver, Needs
 
 CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
 
@@ -150,7 +151,7 @@ def test_server_that_was_fine_and_is_silent_now_is_an_error(
 ) -> None:
     needs = replace(CPU, transformers=True)
     forkserver._server.prepared |= {needs}
-    monkeypatch.setattr("loadproof.harness.launch.EXIT_SECONDS", 0.2)
+    monkeypatch.setattr("loadproof.harness.launch.ANSWER_SECONDS", 0.2)
     os.kill(forkserver._server.process.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="TimeoutError"):
         start(forkserver, needs, tmp_path / "stderr")

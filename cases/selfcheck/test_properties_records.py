@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import PROBE_BYTES
 from loadproof.harness.cache.arena.memfd import MemfdArena, MemfdAttachment
-from loadproof.harness.cache.manifest import Manifest, fill, place, restore, views
+from loadproof.harness.cache.manifest import Manifest
+from loadproof.harness.cache.placement import fill, place
+from loadproof.harness.cache.views import restore, views
 from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import BadManifest

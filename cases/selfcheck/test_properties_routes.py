@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from loadproof.harness.cache.arena import create_arena
 from loadproof.harness.cache.client import CacheClient
-from loadproof.harness.cache.manifest import Manifest, Placement, fill, place, restore, views
+from loadproof.harness.cache.manifest import Manifest
+from loadproof.harness.cache.placement import Placement, fill, place
 from loadproof.harness.cache.server import CacheServer
 from loadproof.harness.cache.socket_path import listening
+from loadproof.harness.cache.views import restore, views
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.checkpoint.writer import write_checkpoint
 from loadproof.harness.checks.compare import compare

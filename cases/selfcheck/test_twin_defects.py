@@ -13,7 +13,7 @@ import torch
 from loadproof.cases.selfcheck.test_report_samples import case_record
 from loadproof.fixtures.twins import Twins
 from loadproof.harness import loaders, twin_case
-from loadproof.harness.cache import manifest
+from loadproof.harness.cache import views
 from loadproof.harness.checkpoint.writer import synthetic_tensors
 from loadproof.harness.defects import DEFECTS, cache, outputs, processing, registry
 from loadproof.harness.matrix import ALIAS, layer_spec, twins
@@ -65,7 +65,7 @@ class Planting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(manifest, "restore", twin_case.restore)
+        monkeypatch.setattr(views, "restore", twin_case.restore)
         for module in (registry, processing, outputs, cache):
             monkeypatch.setattr(module, "replace", self._replace)
         self._process = ""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import loaders
-from ..cache import manifest
+from ..cache import views
 from ..formats import FORMATS, ProcessedLayer
 from ..outcome import Outcome
 from ..witness.memory import memory_identity
@@ -53,7 +53,7 @@ def defect(
 
 def edit_attached(edit: Edit) -> None:
     """Change every layer that this process restores from the daemon's memory."""
-    original = manifest.restore
+    original = views.restore
     replace(loaders, "restore", lambda *arguments: edit(original(*arguments)))
 
 

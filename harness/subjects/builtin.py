@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from ..child import Child
 from ..daemon import DaemonJob
 from ..engine import EngineJob
-from ..launch import Child, Forkserver, Needs
+from ..launch import Forkserver, Needs
 from ..model_spec import ModelCaseSpec
 from ..spec import CaseSpec
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
+from ..child import Child
 from ..daemon import DaemonJob
 from ..engine import EngineJob
-from ..launch import Child
 from ..model_spec import ModelCaseSpec
 from ..spec import CaseSpec
 
