@@ -365,7 +365,8 @@ class TestSocketOfAnotherJob:
     def test_reply_to_a_foreign_key_carries_no_descriptor(self, checkpoint: Path, path: Path) -> None:
         with serves(checkpoint, path):
             client = CacheClient(path)
-            answer, fds = client._exchange({"command": "attach", "key": {"content": "another"}})
+            request = {"command": "attach", "key": {"content": "another"}}
+            answer, fds = client._exchange(request, time.monotonic() + 5)
             client.close()
         assert (answer["status"], fds) == ("key_mismatch", [])
 
