@@ -14,7 +14,7 @@ from loadproof.harness.errors import InvalidInput, LoadproofError
 from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
-from .load import load_run
+from .load import Run, load_run
 from .markdown import LIMIT_BYTES, render_markdown
 from .matrix_command import matrix
 from .power_command import power
@@ -63,7 +63,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print how one case ended, and why."""
-    found = _find(cases_in_order(load_run(run)), case)
+    found = _find(load_run(run), case)
     _print(_case_json(found) if as_json else case_summary(found))
     raise typer.Exit(0 if found.holds else 1)
 
@@ -88,15 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _find(cases: list[CaseView], wanted: str) -> CaseView:
+def _find(run: Run, wanted: str) -> CaseView:
+    cases = cases_in_order(run)
     exact = [case for case in cases if case.id == wanted]
     found = exact or [case for case in cases if wanted in case.id]
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(case.id for case in (found or cases)[:5])
+    choice = found or cases
+    listed = ", ".join(case.id for case in choice[:5]) + (", …" if len(choice) > 5 else "")
     count = f"{len(found)} cases"
     remedy = f"Choose one of: {listed}." if listed else "The run has no cases."
-    raise InvalidInput(f"case {wanted!r}", expected="one case of the run", found=count, remedy=remedy)
+    where = f"case {wanted!r} of run {run.record.run_id}"
+    raise InvalidInput(where, expected="one case", found=count, remedy=remedy)
 
 
 def _case_json(case: CaseView) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import OutputRecord, Verdict
+from loadproof.harness.record import OutputRecord, RouteRecord, Verdict
 
 from .load import Run
 from .text import flatten, scalar
@@ -28,11 +28,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputChange:
-    """One output whose bytes differ between the runs."""
+    """One output or processed tensor whose bytes differ between the runs."""
 
     route: str
     name: str
-    """Which of the route's outputs: `m=17`, and of a model also its prompt and step."""
+    """Which of the route's: `m=17`, of a model also its prompt and step, or `processed weight`."""
     before: str
     """sha256."""
     after: str
@@ -49,6 +49,8 @@ class CaseChange:
     after: Outcome | None
     reason: str
     """Why it is broken or fails; empty otherwise."""
+    compared: int
+    """Digests of outputs and processed tensors that both runs have."""
     outputs: tuple[OutputChange, ...]
 
 
@@ -81,6 +83,16 @@ class Comparison:
     @property
     def counts(self) -> dict[Status, int]:
         return {status: len(self.of(status)) for status in Status}
+
+    @property
+    def compared(self) -> int:
+        """Digests that both runs have."""
+        return sum(case.compared for case in self.cases)
+
+    @property
+    def differing(self) -> int:
+        """Of those, the ones that are not equal."""
+        return sum(len(case.outputs) for case in self.cases)
 
     @property
     def broken(self) -> bool:
@@ -124,13 +136,15 @@ def _change(before: CaseView | None, after: CaseView | None) -> CaseChange:
     reason = after.reason if after and not after.holds else ""
     if status is Status.BROKEN and not reason:
         reason = "Verified before; now it is expected to be refused."
+    compared = list(_compared(before, after)) if before and after else []
     return CaseChange(
         id=one.id,
         status=status,
         before=before.verdict if before else None,
         after=after.verdict if after else None,
         reason=reason,
-        outputs=tuple(_output_changes(before, after)) if before and after else (),
+        compared=len(compared),
+        outputs=tuple(each for each in compared if each.before != each.after),
     )
 
 
@@ -149,13 +163,20 @@ def _status(before: CaseView | None, after: CaseView | None) -> Status:
     return Status.BROKEN if is_refused else Status.REFUSED_TO_VERIFIED
 
 
-def _output_changes(before: CaseView, after: CaseView) -> Iterator[OutputChange]:
-    for name, route in after.routes.items():
-        earlier = before.routes[name]
-        digests = {_name(output): output.sha256 for output in earlier.outputs} if earlier else {}
-        for output in route.outputs if route else ():
-            if (was := digests.get(_name(output))) and was != output.sha256:
-                yield OutputChange(route=name, name=_name(output), before=was, after=output.sha256)
+def _compared(before: CaseView, after: CaseView) -> Iterator[OutputChange]:
+    """What both runs have a digest of, equal or not."""
+    for route, now in after.routes.items():
+        then = _digests(before.routes[route])
+        for name, digest in _digests(now).items():
+            if was := then.get(name):
+                yield OutputChange(route=route, name=name, before=was, after=digest)
+
+
+def _digests(route: RouteRecord | None) -> dict[str, str]:
+    if route is None:
+        return {}
+    outputs = {_name(output): output.sha256 for output in route.outputs}
+    return outputs | {f"processed {each.name}": each.sha256 for each in route.processed}
 
 
 def _name(output: OutputRecord) -> str:

@@ -6,7 +6,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from .compare import Comparison
-from .compare_tables import Table, counts, headline, tables, verdict, warning
+from .compare_tables import Table, bytes_compared, counts, headline, tables, verdict, warning
 from .markdown import LIMIT_BYTES, escape
 from .page_source import asset, source_hash, templates
 from .text import one_line
@@ -24,6 +24,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         )
     )
     console.print(Text(f"before {one_line(comparison.before)}, after {one_line(comparison.after)}"))
+    console.print(Text(bytes_compared(comparison)))
     if reason := warning(comparison):
         console.print(Text(one_line(reason), style=_STYLES["warn"]))
     for table in tables(comparison):
@@ -41,6 +42,7 @@ def render_markdown(comparison: Comparison) -> str:
     parts = [
         f"## loadproof compare: {headline(comparison)}",
         f"before {escape(comparison.before)} · after {escape(comparison.after)}",
+        bytes_compared(comparison),
         *([f"**{escape(reason)}**"] if reason else []),
     ]
     left = _TABLE_BYTES
@@ -72,6 +74,7 @@ def render_html(comparison: Comparison) -> str:
         comparison=comparison,
         verdict=verdict(comparison),
         counts=counts(comparison),
+        bytes_compared=bytes_compared(comparison),
         warning=warning(comparison),
         tables=tables(comparison),
         style=Markup(style),  # our own file, as it is

@@ -49,6 +49,14 @@ def headline(comparison: Comparison) -> str:
     return f"{verdict(comparison)}: {counts(comparison)}"
 
 
+def bytes_compared(comparison: Comparison) -> str:
+    """How many outputs and processed tensors were held against each other, and how many are not equal."""
+    if not comparison.compared:
+        return "No output and no processed tensor is in both runs."
+    equal = f"; {comparison.differing:,} have other bytes" if comparison.differing else ", with equal bytes"
+    return f"{comparison.compared:,} outputs and processed tensors are in both runs{equal}."
+
+
 def warning(comparison: Comparison) -> str:
     """Why equal bytes are not to be expected; empty where they are."""
     facts = ", ".join(f"{fact.name} ({fact.before} → {fact.after})" for fact in comparison.incomparable)
@@ -69,8 +77,8 @@ def tables(comparison: Comparison) -> list[Table]:
             tuple(_case_row(case) for case in comparison.cases if case.status is not Status.UNCHANGED),
         ),
         Table(
-            "Other output bytes",
-            ("Case", "Outputs"),
+            "Other bytes",
+            ("Case", "Outputs and processed tensors"),
             tuple(Row((case.id, _outputs(case))) for case in comparison.cases if case.outputs),
         ),
     ]

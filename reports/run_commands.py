@@ -1,6 +1,7 @@
 """Commands on whole runs."""
 
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from .verify import Verification
 from .verify import verify as verify_run
 from .wording import headline
 
+PIPED_WIDTH = 240
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -94,7 +96,8 @@ def _comparison_text(comparison: Comparison, form: Format) -> str:
             return render_markdown(comparison)
         case Format.HTML:
             return render_html(comparison)
-    console = Console()
+    # Ids stay whole where a program reads them.
+    console = Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
     with console.capture() as captured:
         print_comparison(comparison, console)
     return captured.get()

@@ -136,6 +136,8 @@ def _verify_run(folder: Path, path: Path) -> Verification:
     if run.get("chain") is None:
         raise _unusable("run.json", "a digest chain", "none: this run was never sealed")
     sources, problems = _sources(folder, path)
+    if not sources:
+        raise _unusable(folder, "evidence/ or evidence.jsonl beside run.json", "neither")
     sealed = sealed_entries(run, sources)
     problems += [*chain_problems(run), *entry_problems(run, sealed)]
     for source in sources:
@@ -174,7 +176,7 @@ def _sources(folder: Path, path: Path) -> tuple[list[Source], list[Problem]]:
                 problems.append(Problem(error.where, error.expected, error.found))
                 unreadable.add(where)
         sources.append(Source(name, records, frozenset(unreadable)))
-    return sources or [Source("evidence", {})], problems
+    return sources, problems
 
 
 def _run_json(text: str) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CaseRecord, Verdict
+from loadproof.harness.record import CaseRecord, DigestRecord, Verdict
 from loadproof.reports.compare import Status, compare
 from loadproof.reports.compare_render import render_html, render_markdown
 from loadproof.reports.load import load_run
@@ -100,7 +100,7 @@ def test_run_against_itself_is_unchanged_and_what_fails_still_fails(two: tuple[P
     ended = run_command("compare", two[0], two[0] / "evidence.jsonl")
     assert ended.status == 0
     assert ended.stdout.startswith("NOTHING IS BROKEN: 2 still failing, 6 unchanged\n")
-    for title in ("Environment", "Other output bytes", "Not comparable"):
+    for title in ("Environment", "Other bytes", "Not comparable"):
         assert title not in ended.stdout
 
 
@@ -111,6 +111,36 @@ def test_changed_outputs_are_named_by_route_and_tokens(two: tuple[Path, Path]) -
     assert (
         "ipc m=1 000000000000… → ffffffffffff…" in run_command("compare", *two, "--format", "markdown").stdout
     )
+
+
+def test_processed_tensors_are_compared_and_what_was_compared_is_counted(tmp_path: Path) -> None:
+    good = case_record("a")
+    held = [DigestRecord(name=name, sha256=digest * 64) for name, digest in (("weight", "a"), ("bias", "b"))]
+    ipc = good.routes["ipc"].model_copy(update={"processed": held})
+    other = ipc.model_copy(update={"processed": [held[0], held[1].model_copy(update={"sha256": "c" * 64})]})
+    runs = [
+        write_run(tmp_path / name, [case_record("a", routes=good.routes | {"ipc": route})])
+        for name, route in (("before", ipc), ("after", other))
+    ]
+    outputs = sum(len(route.outputs) for route in good.routes.values())
+    told = json.loads(run_command("compare", *runs, "--json").stdout)
+    (case,) = told["cases"]
+    assert case["compared"] == outputs + 2
+    (change,) = case["outputs"]
+    assert (change["route"], change["name"]) == ("ipc", "processed bias")
+    words = f"{outputs + 2} outputs and processed tensors are in both runs"
+    assert f"{words}; 1 have other bytes." in run_command("compare", *runs).stdout
+    for form in ("text", "markdown", "html"):
+        assert (
+            f"{words}, with equal bytes." in run_command("compare", runs[0], runs[0], "--format", form).stdout
+        )
+
+
+def test_ids_stay_whole_where_a_program_reads_them(tmp_path: Path) -> None:
+    long = "synthetic-" + "-".join(["n160"] * 16)
+    before = write_run(tmp_path / "before", [case_record("a")])
+    after = write_run(tmp_path / "after", [case_record("a"), case_record(long)])
+    assert long in run_command("compare", before, after).stdout
 
 
 def test_steps_of_a_model_are_told_apart(tmp_path: Path) -> None:
@@ -135,7 +165,7 @@ def test_steps_of_a_model_are_told_apart(tmp_path: Path) -> None:
 def test_environment_comes_before_the_cases(two: tuple[Path, Path], form: str) -> None:
     text = run_command("compare", *two, "--format", form).stdout
     places = [
-        text.index(word) for word in ("BROKEN", "Environment", "packages.torch", "b-breaks", "Other output")
+        text.index(word) for word in ("BROKEN", "Environment", "packages.torch", "b-breaks", "Other bytes")
     ]
     assert places == sorted(places)
     assert "safetensors" not in text  # equal in both

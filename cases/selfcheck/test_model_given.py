@@ -53,6 +53,26 @@ def test_transport_option_narrows_the_given_models_cases(model: Path) -> None:
     assert all(line.endswith("[my-model-1-5-fp8-model-reference-memfd-writable]") for line in listed)
 
 
+def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, tmp_path: Path) -> None:
+    """A folder that stands alone among the arguments is one where pytest looks for its configuration."""
+    start = tmp_path / "work"
+    start.mkdir()
+    command = [sys.executable, "-m", "pytest", "--pyargs", "loadproof.cases.models", "-q"]
+    command += [
+        "--loadproof-device",
+        "cpu",
+        "--loadproof-transport",
+        "memfd",
+        "--loadproof-model",
+        str(model),
+    ]
+    done = subprocess.run(command, cwd=start, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (start / ".loadproof" / "latest" / "run.json").exists()
+    assert not (model / ".loadproof").exists()
+    assert not (tmp_path / ".loadproof").exists()
+
+
 def test_what_cannot_be_proved_is_one_line_before_any_test(model: Path) -> None:
     config = model / "config.json"
     config.write_text(config.read_text().replace('"qwen2"', '"mamba"'))
