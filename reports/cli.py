@@ -14,7 +14,8 @@ from loadproof.harness.errors import InvalidInput, LoadproofError
 from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
-from .load import Run, load_run
+from .intact import load_intact
+from .load import Run
 from .markdown import LIMIT_BYTES, render_markdown
 from .matrix_command import matrix
 from .power_command import power
@@ -47,13 +48,14 @@ def render(
     ] = LIMIT_BYTES,
 ) -> None:
     """Make a run's reports again from its evidence: report.html, validation.md and junit.xml."""
+    found = load_intact(run)
     if markdown:
-        typer.echo(render_markdown(load_run(run), limit), nl=False)
+        typer.echo(render_markdown(found, limit), nl=False)
     elif output is None:
         write_reports(run)
         typer.echo(f"Wrote the reports in {run}", err=True)
     else:
-        write_atomically(output, render_html(load_run(run)))
+        write_atomically(output, render_html(found))
         typer.echo(f"Wrote {output}", err=True)
 
 
@@ -63,7 +65,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print how one case ended, and why."""
-    found = _find(load_run(run), case)
+    found = _find(load_intact(run), case)
     _print(_case_json(found) if as_json else case_summary(found))
     raise typer.Exit(0 if found.holds else 1)
 

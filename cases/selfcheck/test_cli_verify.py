@@ -237,6 +237,34 @@ def test_lines_without_run_json_show_little_and_say_so(run: Path) -> None:
     assert "evidence of one run" in complaint
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("render",), ("render", "--markdown"), ("render", "-o", "page.html"), ("show", "a-memfd", "--run")],
+    ids=["reports", "markdown", "page", "case"],
+)
+def test_a_changed_run_is_not_told_of(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """What is changed agrees with all counts and verdicts, so that only the chain can tell."""
+    monkeypatch.chdir(tmp_path)
+    for file in (run / "evidence" / "a-memfd.json", run / "evidence.jsonl"):
+        file.write_text(file.read_text().replace('"builtin"', '"another"'))
+    ended = run_command(*command, run)
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "See `loadproof verify" in ended.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert not (run / "report.html").exists()
+
+
+def test_run_without_any_evidence_is_one_error(run: Path) -> None:
+    for path in (run / "evidence").iterdir():
+        path.unlink()
+    (run / "evidence").rmdir()
+    (run / "evidence.jsonl").unlink()
+    (complaint,) = complaints(run)
+    assert "expected evidence/ or evidence.jsonl beside run.json, found neither" in complaint
+
+
 def test_run_without_a_chain_is_refused(run: Path) -> None:
     edit(run / "run.json", set_in("chain", to=None))
     (complaint,) = complaints(run)
