@@ -20,6 +20,9 @@ from .record import (
 PLAN_FILE = "planned.json"
 """In a run's folder from the selection of its cases until the run has ended in order."""
 
+TWIN_FILE = "twin.jsonl"
+"""What came of the in-process twins, in a run's folder; they are no cases."""
+
 
 class Plan(BaseModel):
     """The selected cases, written down before any of them runs."""

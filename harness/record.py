@@ -407,6 +407,8 @@ class RunRecord(_Record):
     """None where the run covers its whole plan."""
     merged: list[MergedRecord] = []
     """The shards that the run was merged from."""
+    twins_sha256: str | None = None
+    """Of `twin.jsonl` beside it; None where the run had no twins."""
     cases: list[CaseEntry]
     chain: ChainRecord | None = None
     """None where the run did not end in order."""

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from loadproof.harness.chain import digest, sealed
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.plan import PLAN_FILE, Plan, evidence_file, summarise
+from loadproof.harness.plan import PLAN_FILE, TWIN_FILE, Plan, evidence_file, summarise
 from loadproof.harness.record import (
     CaseRecord,
     ControlRecord,
@@ -29,7 +30,6 @@ from .load import Run, line_texts, load_run, parse
 from .merge_environment import merged_environment
 from .write import write_reports
 
-TWIN_FILE = "twin.jsonl"
 _FILE_NAME = re.compile(r"[^./\0][^/\0]*")
 _OF_ONE_SHARD = re.compile(r" --loadproof-(?:shard|out)(?:=| )\S+")
 
@@ -47,13 +47,17 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
     shards = [_shard(folder) for folder in folders]
     shards.sort(key=lambda run: _part(run).index)
     _require_one_plan(shards)
-    record, cases = _joined(shards)
+    joined, cases = _joined(shards)
     _require_file_names(cases)
+    twins = _twins(folders, joined.run_id)
+    if twins:
+        joined = joined.model_copy(update={"twins_sha256": sha256(twins.encode()).hexdigest()})
+    record = sealed(joined, cases)
     for case in cases:
         write_atomically(out / evidence_file(case.id), case.model_dump_json(indent=1) + "\n")
     write_atomically(out / "evidence.jsonl", "".join(f"{case.model_dump_json()}\n" for case in cases))
     write_atomically(out / "run.json", record.model_dump_json(indent=1) + "\n")
-    if twins := _twins(folders, record.run_id):
+    if twins:
         write_atomically(out / TWIN_FILE, twins)
     write_reports(out)
     return record
@@ -128,7 +132,7 @@ def _joined(shards: list[Run]) -> tuple[RunRecord, list[CaseRecord]]:
     cases = [by_id[case_id] for case_id in order if case_id in by_id]
     # A control that was not caught, or left nothing, is among its shard's messages already.
     controls = sorted((c for run in shards for c in run.record.controls), key=_in_order_of_controls)
-    return sealed(record.model_copy(update={"merged": merged, "controls": controls}), cases), cases
+    return record.model_copy(update={"merged": merged, "controls": controls}), cases
 
 
 def _in_order_of_controls(control: ControlRecord) -> int:

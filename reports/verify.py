@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from loadproof.harness.checkpoint import strict_json
 from loadproof.harness.errors import InvalidInput
-from loadproof.harness.plan import PLAN_FILE
+from loadproof.harness.plan import PLAN_FILE, TWIN_FILE
 from loadproof.harness.record import CaseRecord, RunRecord, Verdict
 
 from .embedded import unpack
@@ -142,6 +143,7 @@ def _verify_run(folder: Path, path: Path) -> Verification:
     problems += [*chain_problems(run), *entry_problems(run, sealed)]
     for source in sources:
         problems += evidence_problems(run, sealed, source)
+    problems += _twin_problems(run, folder / TWIN_FILE)
     if not problems:
         problems += _contradictions(folder)
     return Verification(
@@ -201,6 +203,13 @@ def _as_spelled(text: str, where: str) -> Json:
     except ValueError as error:
         raise _unusable(where, "a record that every reader reads alike", str(error)) from error
     return data
+
+
+def _twin_problems(run: Json, twins: Path) -> Iterator[Problem]:
+    """Without the file nothing is claimed: what twins said against a run is in its verdict and messages."""
+    sealed = run.get("twins_sha256")
+    if sealed and twins.is_file() and (found := sha256(twins.read_bytes()).hexdigest()) != sealed:
+        yield Problem(TWIN_FILE, f"sha256 {sealed}, as in run.json", found)
 
 
 def _contradictions(folder: Path) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ def test_controls_and_twins_of_all_shards_are_kept_and_a_failed_twin_refutes_the
     assert run_command("merge", *folders, "-o", tmp_path / "whole").status == 0
     assert [control.name for control in load_run(tmp_path / "whole").record.controls] == list(CONTROLS[:2])
     lines = [json.loads(line) for line in (tmp_path / "whole" / "twin.jsonl").read_text().splitlines()]
-    run_id = load_run(tmp_path / "whole").record.run_id
+    whole = load_run(tmp_path / "whole").record
+    assert whole.twins_sha256 == sha256((tmp_path / "whole" / "twin.jsonl").read_bytes()).hexdigest()
+    run_id = whole.run_id
     assert [(line["case"]["id"], line["run_id"]) for line in lines] == [
         ("twin-1", run_id),
         ("twin-3", run_id),

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,17 @@ def test_a_changed_run_is_not_told_of(
     assert "See `loadproof verify" in ended.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
     assert not (run / "report.html").exists()
+
+
+def test_twins_are_those_of_the_run(tmp_path: Path) -> None:
+    twins = b'{"a": "twin"}\n'
+    run = write_run(tmp_path / "run", [case_record("a")], twins_sha256=sha256(twins).hexdigest())
+    assert run_command("verify", run).status == 0
+    (run / "twin.jsonl").write_bytes(twins)
+    assert run_command("verify", run).status == 0
+    (run / "twin.jsonl").write_bytes(twins.replace(b"twin", b"liar"))
+    (complaint,) = complaints(run)
+    assert complaint.startswith("twin.jsonl: expected sha256 ")
 
 
 def test_run_without_any_evidence_is_one_error(run: Path) -> None:

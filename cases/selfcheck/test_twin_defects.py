@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,11 @@ def run_with_twins(tmp_path: Path, *arguments: str) -> subprocess.CompletedProce
 
 def results(tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
     run = tmp_path / "run"
-    records = [json.loads(line) for line in (run / "twin.jsonl").read_text().splitlines()]
-    return json.loads((run / "run.json").read_text()), records, {f.stem for f in (run / "evidence").iterdir()}
+    written = (run / "twin.jsonl").read_bytes()
+    told = json.loads((run / "run.json").read_text())
+    assert told["twins_sha256"] == sha256(written).hexdigest()
+    records = [json.loads(line) for line in written.splitlines()]
+    return told, records, {f.stem for f in (run / "evidence").iterdir()}
 
 
 def test_run_keeps_twins_apart_from_its_cases(tmp_path: Path) -> None:
