@@ -18,11 +18,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadproof.harness.cache.client import CacheClient
-from loadproof.harness.cache.server import VERSION
 from loadproof.harness.cache.socket_path import connect, listening
 from loadproof.harness.cache.wire import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
+    VERSION,
     decode,
     receive_message,
     send_message,

@@ -14,9 +14,8 @@ from ..errors import BadFrame, BadManifest, StaleEpoch, UnsafeSocket
 from .arena import PROBE_BYTES, Attachment, map_arena
 from .key import Key, key_mismatch
 from .manifest import Manifest
-from .server import VERSION
 from .socket_path import connect
-from .wire import MAX_REPLY_BYTES, peer_pid, receive_message, send_message
+from .wire import MAX_REPLY_BYTES, VERSION, peer_pid, receive_message, send_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,8 @@ from ..fingerprint import fingerprint
 from .arena import PROBE_BYTES, Arena
 from .key import Key, differing_fields
 from .manifest import Manifest
-from .wire import MAX_REQUEST_BYTES, peer_pid, receive_message, send_message
+from .wire import MAX_REQUEST_BYTES, VERSION, peer_pid, receive_message, send_message
 
-VERSION = 2
 HANDSHAKE_SECONDS = 5.0
 """For the first request, and for completing any message once it has begun."""
 NONCE = re.compile(rf"[0-9a-f]{{{2 * PROBE_BYTES}}}")

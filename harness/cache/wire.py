@@ -13,6 +13,8 @@ from typing import Any
 
 from ..errors import BadFrame, DaemonUnresponsive, TruncatedMessage, UnsafeSocket
 
+VERSION = 2
+"""Of requests and replies; both ends must be of one."""
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
