@@ -27,13 +27,17 @@ BETWEEN_CHUNKS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 def fingerprint(tensor: torch.Tensor) -> str:
     """32 hex digits of the tensor's bytes, in the order in which memory holds them."""
     data = bytes_in_place(tensor)
+    if data.numel() < CHUNK_BYTES:
+        # A model has hundreds of scales: a copy of one takes less than the launches.
+        data = data.cpu()
     whole = data.numel() // CHUNK_BYTES * CHUNK_BYTES
     step = CHUNKS_AT_ONCE[data.device.type] * CHUNK_BYTES
-    sums = [_sums(data[start : min(start + step, whole)]) for start in range(0, whole, step)]
-    if whole < data.numel():
-        last = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, device=data.device)
-        last[: data.numel() - whole] = data[whole:]
-        sums.append(_sums(last))
+    sums = [_sums(data[start : min(start + step, whole)], CHUNK_WORDS) for start in range(0, whole, step)]
+    if rest := data.numel() - whole:
+        words = -(-rest // 4)
+        last = torch.zeros(4 * words, dtype=torch.uint8, device=data.device)
+        last[:rest] = data[whole:]
+        sums.append(_sums(last, words))
     # The length, since zeros at the end leave no trace.
     halves = [data.numel(), data.numel()]
     for chunk in torch.cat(sums, dim=1).T.tolist() if sums else []:
@@ -42,10 +46,10 @@ def fingerprint(tensor: torch.Tensor) -> str:
     return "".join(f"{half:016x}" for half in halves)
 
 
-def _sums(data: torch.Tensor) -> torch.Tensor:
-    """Of uint8 in whole chunks: int64 [2, chunks], each modulo 2^64."""
-    words = data.view(torch.int32).view(-1, CHUNK_WORDS).to(torch.int64) & LOW_HALF
-    return torch.stack([(words * weights).sum(dim=1) for weights in _weights(data.device)])
+def _sums(data: torch.Tensor, words: int) -> torch.Tensor:
+    """Of uint8 in chunks of so many words: int64 [2, chunks], each modulo 2^64."""
+    chunks = data.view(torch.int32).view(-1, words).to(torch.int64) & LOW_HALF
+    return torch.stack([(chunks * weights[:words]).sum(dim=1) for weights in _weights(data.device)])
 
 
 @functools.cache
