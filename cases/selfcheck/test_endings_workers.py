@@ -135,6 +135,27 @@ def test_models_alone_are_shared_out() -> None:
     assert all(node.given for node in nodes)
 
 
+def test_every_worker_has_noted_the_plan_before_the_first_test(tmp_path: Path) -> None:
+    plant = """
+import os, time
+from pathlib import Path
+noted = Path(os.environ["TMPDIR"])
+def pytest_configure():
+    from loadproof.fixtures.run import Run
+    def plan(self, *arguments, plan=Run.plan):
+        worker = os.environ["PYTEST_XDIST_WORKER"]
+        time.sleep(2 if worker == "gw1" else 0)
+        plan(self, *arguments)
+        (noted / f"noted-{worker}").touch()
+    Run.plan = plan
+def pytest_runtest_setup(item):
+    assert len(list(noted.glob("noted-*"))) == 2
+"""
+    run = start(tmp_path, *light(tmp_path), "-n", "2", plant=plant)
+    code, text = run.end()
+    assert code == 0, text
+
+
 def test_killed_worker_is_named_and_the_other_cases_run(tmp_path: Path) -> None:
     run = start(tmp_path, *REAL, "-n", "1", plant=KILLED)
     code, text = run.end()
