@@ -134,6 +134,7 @@ def test_copy_is_private(attached: Attachment) -> None:
     assert memory_identity(copy)[0].startswith(f"private:{os.getpid()}:")
 
 
+@pytest.mark.usefixtures("_alone")
 def test_attaching_takes_no_memory(transport: str) -> None:
     with started(transport, 2 * GIB) as daemon:
         before = torch.cuda.mem_get_info()[0]
@@ -242,6 +243,7 @@ class Footprint:
         )
 
 
+@pytest.mark.usefixtures("_alone")
 @pytest.mark.timeout(300)
 def test_a_hundred_engines_leave_everything_as_it_was(tmp_path: Path, transport: str) -> None:
     """Of a daemon's engines, a third is killed, a third closes its mapping, a third just exits."""
@@ -273,6 +275,7 @@ def test_a_hundred_engines_leave_everything_as_it_was(tmp_path: Path, transport:
     assert after == before
 
 
+@pytest.mark.usefixtures("_alone")
 def test_closed_arena_gives_its_memory_back(transport: str) -> None:
     create_arena(transport, MIB).close()
     before = torch.cuda.mem_get_info()[0]
