@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import mmap
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from .errors import InvalidInput
@@ -49,11 +50,16 @@ def recorded_hash(library: Path) -> tuple[str | None, str | None]:
     """The wheel that lies around a library, as `vllm-0.33.0`, and the hash its RECORD has of that file."""
     entry = f"{library.parent.name}/{library.name}"
     for record in sorted(library.parent.parent.glob(f"{library.parent.name}-*.dist-info/RECORD")):
-        with record.open(newline="", encoding="utf-8") as lines:
-            for row in csv.reader(lines):
-                if row and row[0] == entry:
-                    return record.parent.name.removesuffix(".dist-info"), row[1] or None
+        listed = hashes_in_record(record.read_text(encoding="utf-8"), (entry,))
+        if entry in listed:
+            return record.parent.name.removesuffix(".dist-info"), listed[entry]
     return None, None
+
+
+def hashes_in_record(text: str, names: Collection[str]) -> dict[str, str | None]:
+    """Those of the names that a wheel's RECORD lists, each with the hash it has, as `sha256=<base64>`."""
+    rows = [row for row in csv.reader(text.splitlines()) if row and row[0] in names]
+    return {name: (rest[0] or None) if rest else None for name, *rest in rows}
 
 
 def file_sha256(file: Path) -> bytes:

@@ -64,6 +64,13 @@ def test_file_that_no_wheel_records_is_neither_right_nor_wrong(installed: Path, 
     assert provenance["actual"] == HASH
 
 
+def test_record_that_has_no_hash_of_the_file_is_neither_right_nor_wrong(installed: Path) -> None:
+    write_record(installed, HASH)
+    (installed.parent / "vllm-0.33.0.dist-info" / "RECORD").write_text("vllm/_C_stable_libtorch.abi3.so\n")
+    provenance = vllm.VllmCutlassKernel().provenance
+    assert (provenance["wheel"], provenance["recorded"], provenance["equal"]) == ("vllm-0.33.0", None, None)
+
+
 def test_build_id_follows_the_content(installed: Path) -> None:
     before = vllm.VllmCutlassKernel().build_id()
     (installed / "_C_stable_libtorch.abi3.so").write_bytes(CONTENT + b"rebuilt")

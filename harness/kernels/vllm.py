@@ -61,7 +61,7 @@ class VllmCutlassKernel(Launches):
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; loads nothing."""
-        return str(self.provenance["sha256"])[:16]
+        return file_sha256(self.library).hex()[:16]
 
     def scaled_mm(
         self,
