@@ -56,7 +56,9 @@ def test_transport_option_narrows_the_given_models_cases(model: Path) -> None:
 def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, tmp_path: Path) -> None:
     """A folder that stands alone among the arguments is one where pytest looks for its configuration."""
     start = tmp_path / "work"
-    start.mkdir()
+    author = ["-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run(["git", "init", "-q", str(start)], check=True)
+    subprocess.run(["git", "-C", str(start), *author, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
     command = [sys.executable, "-m", "pytest", "--pyargs", "loadproof.cases.models", "-q"]
     command += [
         "--loadproof-device",
@@ -68,7 +70,9 @@ def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, t
     ]
     done = subprocess.run(command, cwd=start, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (start / ".loadproof" / "latest" / "run.json").exists()
+    told = json.loads((start / ".loadproof" / "latest" / "run.json").read_text())
+    head = subprocess.run(["git", "-C", str(start), "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert told["environment"]["git"]["commit"] == head.stdout.strip()
     assert not (model / ".loadproof").exists()
     assert not (tmp_path / ".loadproof").exists()
 
