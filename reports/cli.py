@@ -52,7 +52,7 @@ def render(
     if markdown:
         typer.echo(render_markdown(found, limit), nl=False)
     elif output is None:
-        write_reports(run)
+        write_reports(found)
         typer.echo(f"Wrote the reports in {run}", err=True)
     else:
         write_atomically(output, render_html(found))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 def pytest_loadproof_run_written(run_dir: Path) -> None:
     """Write `report.html`, `validation.md` and `junit.xml` into the run's folder."""
+    from .load import load_run
     from .write import write_reports
 
-    write_reports(run_dir)
+    write_reports(load_run(run_dir))

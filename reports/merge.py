@@ -59,7 +59,7 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
     write_atomically(out / "run.json", record.model_dump_json(indent=1) + "\n")
     if twins:
         write_atomically(out / TWIN_FILE, twins)
-    write_reports(out)
+    write_reports(load_run(out))
     return record
 
 

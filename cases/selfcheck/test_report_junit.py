@@ -8,7 +8,7 @@ from loadproof.cases.selfcheck.test_report_samples import CHECKS, case_record, f
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import Verdict
 from loadproof.reports.junit import render_junit
-from loadproof.reports.load import Run
+from loadproof.reports.load import Run, load_run
 from loadproof.reports.write import write_reports
 
 HOSTILE = "]]></failure><x a=\"'&\x00\x1b[31m\x08\x85\u202e\ud800\ufffe\uffff\r\n\tend"
@@ -95,5 +95,5 @@ def test_hostile_text_is_inert() -> None:
 
 def test_a_run_folder_gets_it_beside_the_other_reports(tmp_path: Path) -> None:
     run = run_of(failing_record("broken"))
-    write_reports(store(run, tmp_path))
+    write_reports(load_run(store(run, tmp_path)))
     assert (tmp_path / "junit.xml").read_text(encoding="utf-8") == render_junit(run)

@@ -67,7 +67,7 @@ def test_reports_are_made_from_the_lines_alone_and_lie_beside_them(tmp_path: Pat
     run = run_of(case_record("b"), case_record("a"))
     (tmp_path / "run.json").write_text(run.record.model_dump_json())
     (tmp_path / "evidence.jsonl").write_text("".join(f"{case.model_dump_json()}\n" for case in run.cases))
-    write_reports(tmp_path / "evidence.jsonl")
+    write_reports(load_run(tmp_path / "evidence.jsonl"))
     assert {file.name for file in tmp_path.iterdir()} >= {"report.html", "validation.md", "junit.xml"}
 
 
