@@ -62,8 +62,8 @@ class Runner:
         self._daemon_process: Child | None = None
         self._handed_out = 0
         self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
-        self.seen[ROUTES[-1].name].daemon_killed = request.case.daemon_killed
         """What is known of each route, filled in while `run` goes on."""
+        self.seen[ROUTES[-1].name].daemon_killed = request.case.daemon_killed
         self._socket = scratch / "d" / "s"
 
     def run(self, asked: Asked) -> DaemonRecord:
