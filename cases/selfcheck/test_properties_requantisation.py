@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loadproof.harness.checkpoint.layers import ProjectionTensors
 from loadproof.harness.errors import BadScale
 from loadproof.harness.formats import FORMATS, ProcessedLayer
+from loadproof.harness.formats.e4m3 import E4M3, dequantize_fp16, quantize_static
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 
 from .exact import FLOAT16, FLOAT32, decoded, e4m3, half_step, nearest
@@ -169,3 +170,18 @@ def test_weights_that_overflow_float16_are_refused(seed: int, scale: float, othe
     projections = projections_of_codes(layer, weight, scale, other)
     with pytest.raises(BadScale, match="float16"):
         FP8.process(layer, projections)
+
+
+@given(seeds, st.floats(147.0, 65504.0, width=32), st.floats(147.0, 65504.0, width=32))
+@examples(30)
+def test_scales_that_overflow_with_no_weight_at_hand_are_taken(seed: int, scale: float, other: float) -> None:
+    """448 times the scale is beyond float16; a weight of 1.0 is not."""
+    assume(scale != other)
+    layer = fused_of(2, 4, 4)
+    codes = any_codes(seed, 4, 4).view(torch.uint8)
+    weight = (codes & 0x80 | (codes & 0x7F).clamp(max=0x38)).view(E4M3)
+    projections = projections_of_codes(layer, weight, scale, other)
+    largest = torch.tensor(max(scale, other))
+    due = [quantize_static(dequantize_fp16(p.weight, p.weight_scale), largest) for p in projections]
+    processed = rows(FP8.process(layer, projections))
+    assert processed.equal(torch.cat([each.view(torch.uint8) for each in due]))
