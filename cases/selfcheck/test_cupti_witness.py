@@ -161,14 +161,16 @@ def test_failure_in_a_callback_stays_there_and_is_told_at_the_end(stub: ctypes.C
     assert counter(stub, "unsubscribed").value == 1
 
 
-def test_interrupt_in_a_callback_is_not_lost(stub: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_interrupt_in_a_callback_is_not_lost(stub: ctypes.CDLL) -> None:
+    class Interrupted(dict[bytes, None]):
+        def setdefault(self, *_: object) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(KernelWitness, "_note", interrupted)
+    witness = KernelWitness()
+    witness._symbols = Interrupted()
 
     def block() -> None:
-        with KernelWitness():
+        with witness:
             assert stub.launch(1, 307, 0, b"kernel")
 
     with pytest.raises(KeyboardInterrupt):

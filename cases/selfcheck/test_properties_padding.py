@@ -1,6 +1,7 @@
 """Padding: multiples of 16, filled with what cannot be heard, and the logical part as it was."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +103,14 @@ def test_activation_is_padded_with_the_byte_zero(m: int, k: int, seed: int) -> N
     assert padded[:, :k].equal(codes)
     assert not padded[:, k:].any()
     assert padded.shape == (m, padded_to_alignment(k))
+
+
+@pytest.mark.parametrize("k", [15, 16])
+def test_activation_is_packed_whether_it_is_padded_or_not(k: int) -> None:
+    transposed = torch.arange(3 * k, dtype=torch.uint8).view(k, 3).t().view(torch.float8_e4m3fn)
+    padded = padded_activation(transposed, 16)
+    assert padded.stride() == (16, 1)
+    assert padded.view(torch.uint8)[:, :k].equal(transposed.view(torch.uint8))
 
 
 def unpadded(layer: LayerSpec, processed: ProcessedLayer, x: torch.Tensor) -> np.ndarray:

@@ -45,5 +45,7 @@ def fused_bias(layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> di
 
 
 def padded_activation(quantized: torch.Tensor, padded_k: int) -> torch.Tensor:
-    """E4M3 [M, K] to [M, padded_k] with zero bytes."""
+    """E4M3 [M, K] to [M, padded_k] with zero bytes, packed; as it is where nothing is padded."""
+    if quantized.shape[1] == padded_k:
+        return quantized.contiguous()
     return pad(quantized.view(torch.uint8), (0, padded_k - quantized.shape[1])).view(E4M3)

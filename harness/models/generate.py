@@ -58,7 +58,8 @@ def _digested(model: nn.Module, watched: list[str]) -> Iterator[dict[str, list[b
 
     def note(point: str, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         states = output[0] if isinstance(output, tuple) else output
-        digests[point] = [bytes.fromhex(sha256(each)) for each in states]
+        # To the host as one: each copy waits for the device.
+        digests[point] = [bytes.fromhex(sha256(each)) for each in states.cpu()]
 
     hooks = [
         model.get_submodule(point).register_forward_hook(

@@ -98,21 +98,20 @@ class KernelWitness:
             _require_success(cupti, "cuptiUnsubscribe", cupti.cuptiUnsubscribe(self._subscriber))
 
     def _called(self, _: object, domain: int, callback: int, data: Any) -> None:
-        # Called from C, on whichever thread launches: nothing may leave it.
+        # Called from C, on whichever thread launches: nothing may leave it. And twice for each of the tens of
+        # thousands of launches of a model, so that it is one function.
         try:
-            self._note(domain, callback, data.contents)
+            call: CallbackData = data.contents
+            if domain != DRIVER_API or call.callback_site != API_ENTER:
+                return
+            if callback in GRAPH_LAUNCHES:
+                self.graph_launches += 1
+            elif callback in KERNEL_LAUNCHES:
+                if call.symbol_name is None:
+                    raise ValueError(f"{KERNEL_LAUNCHES[callback]} without a symbol name")
+                self._symbols.setdefault(call.symbol_name)
         except BaseException as error:
             self.failures.append(error)
-
-    def _note(self, domain: int, callback: int, data: CallbackData) -> None:
-        if domain != DRIVER_API or data.callback_site != API_ENTER:
-            return
-        if callback in GRAPH_LAUNCHES:
-            self.graph_launches += 1
-        elif callback in KERNEL_LAUNCHES:
-            if data.symbol_name is None:
-                raise ValueError(f"{KERNEL_LAUNCHES[callback]} without a symbol name")
-            self._symbols.setdefault(data.symbol_name)
 
 
 def demangled(symbol: bytes) -> str:
