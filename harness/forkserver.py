@@ -72,22 +72,24 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def start_device(device: str) -> None:
-    """After the fork: the context of CUDA, which takes 0.1 s and more."""
+def start_device(device: str, transformers: bool) -> None:
+    """After the fork: the context of CUDA, which takes 0.1 s and more, and what a model launches."""
     import torch
 
     if device == "cuda":
-        # As above: an engine that finds no GPU has its own words for it.
-        with suppress(RuntimeError, AssertionError):
+        # As above: an engine that finds no GPU, or no model of transformers, has its own words for it.
+        with suppress(Exception):
             torch.zeros(1, device=device)
+            if transformers:
+                importlib.import_module(f"{__package__}.models.work").warm_up(device)
 
 
-def run_child(device: str, channel: Channel) -> int:
+def run_child(device: str, transformers: bool, channel: Channel) -> int:
     """Take the job, plant its defect if it has one, run it; returns the exit status."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
-        start_device(device)
+        start_device(device, transformers)
         given = channel.receive()
         kind, job = given["life"], given["job"]
         if job["defect"]:
@@ -103,7 +105,7 @@ def run_child(device: str, channel: Channel) -> int:
     return 0
 
 
-def _fork(device: str, channel_fd: int, stderr_fd: int, server: socket.socket) -> int:
+def _fork(needs: dict[str, Any], channel_fd: int, stderr_fd: int, server: socket.socket) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -118,7 +120,8 @@ def _fork(device: str, channel_fd: int, stderr_fd: int, server: socket.socket) -
         os.dup2(stderr_fd, 1)
         os.dup2(stderr_fd, 2)
         os.close(stderr_fd)
-        status = run_child(device, Channel(socket.socket(fileno=channel_fd)))
+        channel = Channel(socket.socket(fileno=channel_fd))
+        status = run_child(needs["device"], needs["transformers"], channel)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -157,7 +160,7 @@ def serve(server: socket.socket) -> None:
                 # What fails here fails in the child too, which has words for it.
                 with suppress(Exception):
                     prepare(**needs)
-                pid = _fork(needs["device"], fds[0], fds[1], server)
+                pid = _fork(needs, fds[0], fds[1], server)
                 children.add(pid)
                 for fd in fds:
                     os.close(fd)

@@ -36,10 +36,6 @@ class Needs:
     transformers: bool = False
     """Whether it builds a model."""
 
-    def met(self, prepared: frozenset["Needs"]) -> bool:
-        """Whether a server that was prepared for these has all of it."""
-        return self in prepared or replace(self, transformers=True) in prepared
-
 
 class Forkserver:
     """A process that has imported torch, and forks engines and daemons; a fresh one where it was killed.
@@ -89,7 +85,7 @@ class Forkserver:
 
     def _start_ahead(self, needs: Needs) -> None:
         child = self._spawned(needs, self._scratch / "spare.stderr")
-        self._spare = _Spare(needs.device, self._server.prepared, child)
+        self._spare = _Spare(needs, self._server.prepared, child)
 
     def _end_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -137,14 +133,16 @@ class Forkserver:
 class _Spare:
     """A process that waits for its job."""
 
-    device: str
+    needs: Needs
+    """What it was started for; of the kernels, it has all that its server knew."""
     prepared: frozenset[Needs]
     """All that its server had been prepared for when it was forked."""
     child: Child
 
     def serves(self, needs: Needs) -> bool:
-        """Whether it is of this device, came with all that is needed, and lives."""
-        return needs.device == self.device and needs.met(self.prepared) and self.child.wait(0) is None
+        """Whether it started the same device in the same way, knows the kernel, and lives."""
+        alike = replace(needs, kernel=self.needs.kernel) == self.needs
+        return alike and needs in self.prepared and self.child.wait(0) is None
 
 
 class _Server:

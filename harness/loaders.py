@@ -84,8 +84,7 @@ class LayerStream:
     def __iter__(self) -> Iterator[Served]:
         """Read, hash and process; raises CheckpointError, as named."""
         with CheckpointReader(self._checkpoint) as reader:
-            for layer in self._layers:
-                require_nothing_more(layer, reader.names, self._checkpoint)
+            require_nothing_more(self._layers, reader.names, self._checkpoint)
             names = [name for layer in self._layers for name in tensor_names(layer)]
             yield from self._processed(reader.stream([*names, *self._plain]))
             self.content = reader.content
@@ -144,8 +143,7 @@ def load_from_disk(
     """
     _require_schemes(checkpoint, layers)
     with CheckpointReader(checkpoint, links_into=links_into) as reader:
-        for layer in layers:
-            require_nothing_more(layer, reader.names, checkpoint)
+        require_nothing_more(layers, reader.names, checkpoint)
         processed = [
             process_layer(layer, reader.load(tensor_names(layer)), checkpoint).to(device) for layer in layers
         ]

@@ -10,13 +10,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from loadproof.cases.selfcheck.test_runs import alive
 from loadproof.harness.child import Child
+from loadproof.harness.daemon import DaemonJob
+from loadproof.harness.engine import EngineJob
 from loadproof.harness.errors import LaunchError, OutputUnwritable
 from loadproof.harness.launch import Forkserver, Needs
+from loadproof.harness.model_spec import PlainTensor
+from loadproof.harness.subjects.builtin import BuiltinSubject
 
 CPU, CUDA = Needs("cpu", "reference"), Needs("cuda", "reference")
 
@@ -132,11 +138,47 @@ def test_spare_that_died_unseen_is_replaced(
     assert child.wait(30) == 1
 
 
-def test_what_comes_with_transformers_does_for_all_else() -> None:
-    with_it = replace(CPU, transformers=True)
-    assert CPU.met(frozenset({with_it}))
-    assert not with_it.met(frozenset({CPU}))
-    assert not CPU.met(frozenset({CUDA}))
+@pytest.mark.parametrize("first", [False, True])
+def test_spare_for_a_layer_is_none_for_a_model(forkserver: Forkserver, tmp_path: Path, first: bool) -> None:
+    for transformers in (first, not first, first):
+        forkserver.prepare(replace(CUDA, transformers=transformers))
+        waiting = spare(forkserver)
+    child = start(forkserver, replace(CUDA, transformers=not first), tmp_path / "stderr")
+    assert child.pid != waiting.pid
+    assert waiting.exit is not None
+
+
+def test_all_processes_of_a_model_s_case_are_started_alike() -> None:
+    asked: list[Needs] = []
+    recorder = SimpleNamespace(start=lambda _life, _job, needs, _stderr: asked.append(needs))
+    subject = BuiltinSubject(recorder)  # type: ignore[arg-type]
+    plain = (PlainTensor(name="model.norm.weight", dtype="bfloat16", shape=(64,)),)
+    shared: dict[str, Any] = {
+        "checkpoint": Path(),
+        "layers": (),
+        "socket": Path(),
+        "transport": "memfd",
+        "kernel": "cutlass",
+    }
+    daemon = DaemonJob(**shared, plain=plain, device="cuda")
+    engine = EngineJob(
+        **shared,
+        plain=plain,
+        device="cuda",
+        loader="cache",
+        links_into=None,
+        new_tokens=16,
+        expected_content="",
+        fallback_allowed=False,
+        inputs=Path(),
+        results=Path(),
+    )
+    subject.start_daemon(daemon, Path())
+    subject.start_engine(engine, Path())
+    assert asked == [Needs("cuda", "cutlass", transformers=True)] * 2
+    subject.start_daemon(replace(daemon, plain=()), Path())
+    subject.start_engine(replace(engine, plain=(), new_tokens=0), Path())
+    assert asked[2:] == [Needs("cuda", "cutlass")] * 2
 
 
 def test_closed_forkserver_leaves_no_spare(forkserver: Forkserver, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The tensors of one fused layer: their names, and checks of what was loaded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,21 +40,23 @@ def tensor_names(layer: LayerSpec) -> list[str]:
     return [f"{projection.name}.{suffix}" for projection in layer.projections for suffix in suffixes]
 
 
-def require_nothing_more(layer: LayerSpec, names: Iterable[str], origin: Path) -> None:
+def require_nothing_more(layers: Sequence[LayerSpec], names: Iterable[str], origin: Path) -> None:
     """Raise WrongTensor where a projection has tensors that its scheme does not use.
 
     A bias, a pre-quantisation scale or a second weight scale that nobody reads would change every output.
 
     Args:
-        layer: what is asked.
+        layers: what is asked.
         names: of all tensors of the checkpoint.
         origin: file or folder that the message names.
     """
-    modules, used = {projection.name for projection in layer.projections}, set(tensor_names(layer))
+    used = {projection.name: set(tensor_names(each)) for each in layers for projection in each.projections}
     for name in names:
         module, _, suffix = name.rpartition(".")
-        if module in modules and name not in used and suffix not in OF_THE_KV_CACHE:
-            raise wrong(f"{origin}: {name}", f"only {', '.join(sorted(used))}", "a tensor beside them")
+        if module in used and name not in used[module] and suffix not in OF_THE_KV_CACHE:
+            raise wrong(
+                f"{origin}: {name}", f"only {', '.join(sorted(used[module]))}", "a tensor beside them"
+            )
 
 
 def checked_projections(

@@ -9,12 +9,15 @@ import torch
 import transformers
 from torch.utils import deterministic
 
+from ..fingerprint import CHUNK_BYTES, fingerprint
+from ..formats.e4m3 import quantize_per_token, quantize_static
 from ..kernels import Kernel
 from ..loaders import Loaded
 from . import ARCHITECTURES
 from .build import build
 from .describe import describe_model
 from .generate import generate
+from .llama import LLAMA
 from .points import points
 
 
@@ -65,6 +68,24 @@ def preload() -> None:
     vars(transformers.utils)["is_sklearn_available"] = lambda: False
     for architecture in ARCHITECTURES.values():
         getattr(transformers, architecture.causal_lm)
+
+
+def warm_up(device: str) -> None:
+    """Have CUDA load what a model launches, cuBLAS and torch's kernels: half a second of an engine's life.
+
+    It reads each out of a library of a gigabyte when it is first launched. So a model of one layer runs.
+    """
+    make_deterministic()
+    causal_lm = getattr(transformers, LLAMA.causal_lm)
+    size = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    config = causal_lm.config_class(**size, **heads, attn_implementation="eager")
+    with torch.device(device):
+        model = causal_lm(config).to(torch.bfloat16)
+        x = torch.ones(2, 64, dtype=torch.bfloat16)
+        quantize_static(x, quantize_per_token(x)[1])
+        fingerprint(torch.zeros(CHUNK_BYTES, dtype=torch.uint8))
+    generate(model, torch.zeros(2, 5, dtype=torch.int64), 2, [LLAMA.final_norm])
 
 
 def make_deterministic() -> dict[str, str]:

@@ -24,7 +24,9 @@ class BuiltinSubject:
 
     def start_daemon(self, job: DaemonJob, stderr: Path) -> Child:
         """Start a daemon life and hand it its job."""
-        return self._forkserver.start("daemon", job.to_json(), Needs(job.device, job.kernel), stderr)
+        # It builds no model itself; but the engine that is started ahead of its turn does.
+        needs = Needs(job.device, job.kernel, transformers=bool(job.plain))
+        return self._forkserver.start("daemon", job.to_json(), needs, stderr)
 
     def start_engine(self, job: EngineJob, stderr: Path) -> Child:
         """Start an engine life and hand it its job."""
