@@ -9,9 +9,9 @@ def memory_in_use(moment: str, device: str) -> dict[str, int]:
     """Bytes in use, by `<moment>: <what>`.
 
     Returns:
-        On a GPU `all processes` and `own tensors`, of which an attachment is none; a process that was started
-        ahead for a model has cuBLAS's workspace before its job. On a CPU, of this process, `own` and `shared`;
-        an attachment is shared.
+        On a GPU `all processes` and `own tensors`, of which an attachment is none; what was started ahead
+        for a model has cuBLAS's workspace before its job. On a CPU, of this process, `own` and `shared`; an
+        attachment is shared.
     """
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()

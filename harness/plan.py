@@ -1,6 +1,7 @@
 """What a run set out to show, held against the evidence it has."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -39,6 +40,11 @@ class Plan(BaseModel):
     """The negative controls that run beside the cases."""
     shard: ShardRecord | None = None
     """The part of a larger plan that these cases are."""
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether anything of a run is there: what is written beside it would be taken for its own."""
+    return any((folder / name).exists() for name in ("evidence", "run.json", PLAN_FILE, TWIN_FILE))
 
 
 def evidence_file(case_id: str) -> str:

@@ -61,7 +61,7 @@ class Runner:
         self._daemon = DaemonRecord()
         self._daemon_process: Child | None = None
         self._handed_out = 0
-        self.seen = {route.name: RouteObservation(route=route, decoy=route.decoy) for route in ROUTES}
+        self.seen = {route.name: RouteObservation(route=route) for route in ROUTES}
         """What is known of each route, filled in while `run` goes on."""
         self.seen[ROUTES[-1].name].daemon_killed = request.case.daemon_killed
         self._socket = scratch / "d" / "s"
@@ -155,6 +155,7 @@ class Runner:
     def _live(self, seen: RouteObservation) -> None:
         route = seen.route
         files = make_route_dir(self._request.checkpoint, self._scratch / route.name, decoy=route.decoy)
+        seen.decoy = files.decoy
         by_inode = files.linked == "symbolic" and not route.decoy
         with FileWitness(files.path, list(files.weight_files), by_inode=by_inode) as witness:
             job = self._job(route, files)

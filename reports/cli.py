@@ -40,22 +40,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def render(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or its evidence.jsonl.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the HTML report alone, to this file.")
+        Path | None, typer.Option("-o", "--output", help="Write one report alone, to this file.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown report instead.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The Markdown report alone: printed, or written with -o.")
+    ] = False,
     limit: Annotated[
         int, typer.Option(min=LIMIT_BYTES, help="Bytes of the Markdown: 60000 for a comment.")
     ] = LIMIT_BYTES,
 ) -> None:
     """Make a run's reports again from its evidence: report.html, validation.md and junit.xml."""
     found = load_intact(run)
-    if markdown:
-        typer.echo(render_markdown(found, limit), nl=False)
-    elif output is None:
+    if output is None and not markdown:
         write_reports(found)
-        typer.echo(f"Wrote the reports in {run}", err=True)
+        typer.echo(f"Wrote the reports in {found.folder}", err=True)
+        return
+    text = render_markdown(found, limit) if markdown else render_html(found)
+    if output is None:
+        typer.echo(text, nl=False)
     else:
-        write_atomically(output, render_html(found))
+        write_atomically(output, text)
         typer.echo(f"Wrote {output}", err=True)
 
 

@@ -13,7 +13,7 @@ from loadproof.harness.chain import digest, sealed
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.plan import PLAN_FILE, TWIN_FILE, Plan, evidence_file, summarise
+from loadproof.harness.plan import TWIN_FILE, Plan, evidence_file, holds_a_run, summarise
 from loadproof.harness.record import (
     CaseRecord,
     ControlRecord,
@@ -42,7 +42,7 @@ def merge(folders: list[Path], out: Path) -> RunRecord:
             environment; or `out` holds a run.
         OutputUnwritable: `out` cannot be written.
     """
-    if any((out / name).exists() for name in ("evidence", "run.json", PLAN_FILE)):
+    if holds_a_run(out):
         raise _refused(out, "a folder without a run", "another run", "Name a new folder.")
     shards = [_shard(folder) for folder in folders]
     shards.sort(key=lambda run: _part(run).index)

@@ -15,6 +15,7 @@ from loadproof.harness.chain import sealed
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.matrix import CONTROLS
 from loadproof.harness.outcome import Outcome
+from loadproof.harness.plan import PLAN_FILE, TWIN_FILE
 from loadproof.harness.record import (
     CaseEntry,
     CaseRecord,
@@ -99,6 +100,18 @@ def test_merging_again_gives_the_same_bytes(shards: list[Path], tmp_path: Path) 
         assert run_command("merge", *shards, "-o", tmp_path / name).status == 0
     assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
     assert (tmp_path / "one" / "run.json").read_bytes() == (tmp_path / "two" / "run.json").read_bytes()
+
+
+@pytest.mark.parametrize("left", ["evidence", "run.json", PLAN_FILE, TWIN_FILE])
+def test_folder_with_anything_of_another_run_is_refused(
+    shards: list[Path], tmp_path: Path, left: str
+) -> None:
+    out = tmp_path / "whole"
+    out.mkdir()
+    (out / left).write_text("")
+    ended = run_command("merge", *shards, "-o", out)
+    assert (ended.status, "expected a folder without a run" in ended.stderr) == (2, True)
+    assert [file.name for file in out.iterdir()] == [left]
 
 
 def test_controls_and_twins_of_all_shards_are_kept_and_a_failed_twin_refutes_the_whole(

@@ -174,6 +174,17 @@ def test_symbolic_links_prove_the_same_where_hard_links_cannot_be_made(
     assert_caught(caught, "route_witnessed", "WRONG_ROUTE")
 
 
+def test_attaching_beside_real_weights_is_caught(
+    prover: Prover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = runner.make_route_dir
+    monkeypatch.setattr(runner, "make_route_dir", lambda source, target, **_: original(source, target, False))
+    record = prove(prover, tmp_path, None)
+    assert_caught(record, "route_witnessed", "WRONG_ROUTE")
+    detail = next(check.detail for check in record.checks if check.name == "route_witnessed")
+    assert "Route ipc ran without a decoy." in detail
+
+
 def test_error_around_a_route_keeps_the_other_routes_evidence(
     prover: Prover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

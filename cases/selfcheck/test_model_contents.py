@@ -68,7 +68,7 @@ def looked_at(checkpoint: Path) -> None:
     """As `python -m loadproof.harness.models` does."""
     contents = read_contents(checkpoint)
     model = skeleton(checkpoint, contents.architecture)
-    require_fitting(model, contents.layers, contents.plain, checkpoint)
+    require_fitting(model, contents.architecture, contents.layers, contents.plain, checkpoint)
     make_prompts(checkpoint, PROMPTS, contents.vocabulary)
 
 

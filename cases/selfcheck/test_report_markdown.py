@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadproof.cases.selfcheck.sealed_runs import write_run
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
 from loadproof.harness.outcome import Outcome
 from loadproof.harness.record import CheckRecord, Counts, ErrorRecord
@@ -167,6 +168,26 @@ def test_render_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     folder = store(run_of(failing_record("b")), tmp_path / "run")
     assert command(monkeypatch, "render", folder, "-o", tmp_path / "out.html") == 0
     assert "NOT EQUIVALENT" in (tmp_path / "out.html").read_text()
+    assert not (folder / "report.html").exists()
+
+
+def test_render_writes_markdown_where_it_is_told_and_prints_it_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = store(run_of(failing_record("b")), tmp_path / "run")
+    assert command(monkeypatch, "render", folder, "--markdown", "-o", tmp_path / "out.md") == 0
+    assert capsys.readouterr().out == ""
+    assert command(monkeypatch, "render", folder, "--markdown") == 0
+    assert capsys.readouterr().out == (tmp_path / "out.md").read_text()
+
+
+def test_render_says_in_which_folder_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", [failing_record("b")])
+    assert command(monkeypatch, "render", folder / "evidence.jsonl") == 0
+    assert capsys.readouterr().err == f"Wrote the reports in {folder}\n"
+    assert (folder / "report.html").exists()
 
 
 def test_show_prints_one_case(

@@ -52,7 +52,8 @@ def _require_files(route: RouteObservation, tally: Tally) -> None:
         detail = f"Route {name} opened weight files, though it must only attach."
         tally.require(not opened, Outcome.WRONG_ROUTE, detail, route=name, files_opened=opened)
         detail = f"Route {name} ran without a decoy."
-        tally.require(route.decoy, Outcome.WRONG_ROUTE, detail, route=name)
+        # One that never started, for want of a daemon, has a verdict of its own.
+        tally.require(route.decoy or route.pid is None, Outcome.WRONG_ROUTE, detail, route=name)
     elif route.outcome is Outcome.PASS:
         detail = f"Route {name} never opened a weight file, though it must read the disk."
         tally.require(bool(opened), Outcome.WRONG_ROUTE, detail, route=name, files_opened=opened)

@@ -9,8 +9,7 @@ from torch import nn
 from .. import loaders
 from ..formats import ProcessedLayer
 from ..outcome import Outcome
-from ..witness.memory import memory_identity
-from .registry import MODEL_DEFECTS, defect, edit_processed, replace, with_tensors
+from .registry import MODEL_DEFECTS, defect, edit_processed, is_attached, replace, with_tensors
 
 ROTARY = "model.rotary_emb"
 
@@ -25,15 +24,11 @@ def edit_attached_model(process: str, edit: Callable[[nn.Module], object]) -> No
 
     def build(checkpoint: Any, architecture: Any, layers: Any, plain: Any, *others: Any) -> Any:
         model, groups = original(checkpoint, architecture, layers, plain, *others)
-        if _is_attached(plain):
+        if any(map(is_attached, plain.values())):
             edit(model)
         return model, groups
 
     replace(work, "build", build)
-
-
-def _is_attached(plain: dict[str, torch.Tensor]) -> bool:
-    return any("memfd" in memory_identity(tensor)[0] for tensor in plain.values())
 
 
 def _edit_results(process: str, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -19,7 +19,7 @@ def main(checkpoint: Path) -> None:
         from .build import require_fitting, skeleton
 
         model = skeleton(checkpoint, contents.architecture)
-        require_fitting(model, contents.layers, contents.plain, checkpoint)
+        require_fitting(model, contents.architecture, contents.layers, contents.plain, checkpoint)
         prompts = make_prompts(checkpoint, PROMPTS, contents.vocabulary)
     except LoadproofError as error:
         print(json.dumps({"error": f"{error.type_name}: {error}", "notes": []}))

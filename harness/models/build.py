@@ -56,7 +56,11 @@ def _skeleton(checkpoint: Path, architecture: Architecture) -> transformers.PreT
 
 
 def require_fitting(
-    model: nn.Module, layers: Sequence[LayerSpec], plain: Sequence[PlainTensor], checkpoint: Path
+    model: transformers.PreTrainedModel,
+    architecture: Architecture,
+    layers: Sequence[LayerSpec],
+    plain: Sequence[PlainTensor],
+    checkpoint: Path,
 ) -> None:
     """Hold what the files have against the skeleton's parameters.
 
@@ -64,15 +68,14 @@ def require_fitting(
         WrongTensor: one is missing, has another shape, or is not the model's.
     """
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-    tied = getattr(model.config, "tie_word_embeddings", False)
     found = {each.name: each.shape for each in plain}
     for layer in layers:
         for projection in layer.projections:
             found[f"{projection.name}.weight"] = (projection.logical_width, layer.logical_k)
             if layer.bias:
                 found[f"{projection.name}.bias"] = (projection.logical_width,)
-    if tied:
-        wanted.pop("lm_head.weight", None)
+    if model.config.tie_word_embeddings:
+        wanted.pop(f"{architecture.head}.weight", None)
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise WrongTensor(
@@ -112,7 +115,7 @@ def build(
     described = [
         PlainTensor(name=n, dtype=dtype_name(t.dtype), shape=tuple(t.shape)) for n, t in plain.items()
     ]
-    require_fitting(model, [layer.spec for layer in layers], described, checkpoint)
+    require_fitting(model, architecture, [layer.spec for layer in layers], described, checkpoint)
     groups = [_fuse(model, layer, kernel) for layer in layers]
     for name, tensor in plain.items():
         module, _, leaf = name.rpartition(".")

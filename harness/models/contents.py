@@ -9,6 +9,7 @@ from ..checkpoint.config import CONFIG, model_config, output_dtype, read_quantiz
 from ..checkpoint.discovery import discover_layers, require_layers
 from ..checkpoint.kv_scales import kv_scales
 from ..checkpoint.layers import wrong
+from ..checkpoint.names import members_of
 from ..checkpoint.reader import DTYPES, CheckpointReader
 from ..checkpoint.schemes import SchemePlan
 from ..checkpoint.unused import unused_tensors
@@ -116,9 +117,7 @@ def _require_known(
     known = architecture.fused_names(decoder_layers)
     foreign = [layer.name for layer in layers if layer.name not in known]
     fused_on_disk = [
-        layer.name
-        for layer in layers
-        if layer.projections[0].name == layer.name and layer.name.endswith(("qkv_proj", "gate_up_proj"))
+        layer.name for layer in layers if layer.projections[0].name == layer.name and members_of(layer.name)
     ]
     if foreign or fused_on_disk:
         raise RefusedModel(

@@ -24,7 +24,8 @@ def write_model(path: Path, model: SyntheticModel, scheme: Scheme) -> None:
         drawn = synthetic_tensors(layer, model.seed + number, equal_scales=False)
         for name, tensor in drawn.items():
             tensors[name] = tensor * WEIGHT_SHRINK if name.endswith(".weight_scale") else tensor
-    excluded = ["lm_head", "model.embed_tokens"]
+    architecture = ARCHITECTURES[model.architecture]
+    excluded = [architecture.head, architecture.embedding]
     write_checkpoint(path, tensors | _plain(model), scheme, excluded, model=config_of(model))
 
 
