@@ -20,7 +20,6 @@ class Missing(Exception):
     """A route did not get far enough to show what a check asks for."""
 
     def __init__(self, route: str, outcome: Outcome, what: str) -> None:
-        self.route = route
         self.outcome = outcome
         super().__init__(f"route {route} ended as {outcome} without {what}")
 
@@ -97,7 +96,7 @@ class CaseObservation:
     """Of a layer case: the checkpoint as the harness itself read it."""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of a layer case: `x.<m>`, [m, logical_k]."""
-    model: "ModelObservation | None" = None
+    model: ModelObservation | None = None
     """Of a model case: what its checkpoint holds and what it is asked."""
     error: ErrorRecord | None = None
     """What made the whole case void: before the routes, or a checkpoint that changed under them."""

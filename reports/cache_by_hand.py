@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from loadproof.harness.cache.arena import is_sealed
+from loadproof.harness.cache.arena import transport_of
 from loadproof.harness.cache.client import Attached, CacheClient
 from loadproof.harness.cache.key import make_key
 from loadproof.harness.cache.manifest import Entry
@@ -80,7 +80,7 @@ def attach(checkpoint: Path, socket: Path, transport: str, kernel: str, as_json:
 
 def _require_usable(transport: str, kernel: str, socket: Path) -> None:
     # Each raises InvalidInput or SocketPathTooLong, before anything is loaded.
-    is_sealed(transport)
+    transport_of(transport)
     make_kernel(kernel)
     check_length(socket)
 

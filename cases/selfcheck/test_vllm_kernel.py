@@ -1,4 +1,4 @@
-"""vLLM's operator as a backend: its library and provenance, and the call, as far as a CPU can try them."""
+"""vLLM's operator as a backend: its library, and the call, as far as a CPU can try them."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ import torch
 from loadproof.harness.errors import InvalidInput, KernelBuildError, KernelLaunchError
 from loadproof.harness.kernels import make_kernel, vllm
 from loadproof.harness.kernels.reference import ReferenceKernel
-from loadproof.harness.vllm_library import LIBRARY_VARIABLE, SCHEMA, find_library
+from loadproof.harness.vllm_library import LIBRARY_VARIABLE, SCHEMA, find_library, recorded_hash
 
 from .kernel_operands import operands
 
@@ -40,39 +40,27 @@ def write_record(package: Path, recorded: str, name: str = "_C_stable_libtorch.a
     )
 
 
-@pytest.mark.parametrize(("recorded", "equal"), [(HASH, True), (HASH[:-1] + "-", False)])
-def test_provenance_compares_the_file_with_its_wheel(installed: Path, recorded: str, equal: bool) -> None:
-    write_record(installed, recorded)
-    kernel = vllm.VllmCutlassKernel()
-    assert kernel.provenance == {
-        "library": str(installed / "_C_stable_libtorch.abi3.so"),
-        "sha256": hashlib.sha256(CONTENT).hexdigest(),
-        "wheel": "vllm-0.33.0",
-        "recorded": recorded,
-        "actual": HASH,
-        "equal": equal,
-    }
-    assert kernel.build_id() == hashlib.sha256(CONTENT).hexdigest()[:16]
+def test_hash_is_the_one_that_the_wheel_recorded(installed: Path) -> None:
+    write_record(installed, HASH)
+    assert recorded_hash(find_library()) == ("vllm-0.33.0", HASH)
 
 
 @pytest.mark.parametrize("name", ["", "_C.abi3.so"], ids=["no-record", "not-in-the-record"])
-def test_file_that_no_wheel_records_is_neither_right_nor_wrong(installed: Path, name: str) -> None:
+def test_file_that_no_wheel_records_has_no_hash(installed: Path, name: str) -> None:
     if name:
         write_record(installed, HASH, name)
-    provenance = vllm.VllmCutlassKernel().provenance
-    assert (provenance["wheel"], provenance["recorded"], provenance["equal"]) == (None, None, None)
-    assert provenance["actual"] == HASH
+    assert recorded_hash(find_library()) == (None, None)
 
 
-def test_record_that_has_no_hash_of_the_file_is_neither_right_nor_wrong(installed: Path) -> None:
+def test_record_may_have_no_hash_of_the_file(installed: Path) -> None:
     write_record(installed, HASH)
     (installed.parent / "vllm-0.33.0.dist-info" / "RECORD").write_text("vllm/_C_stable_libtorch.abi3.so\n")
-    provenance = vllm.VllmCutlassKernel().provenance
-    assert (provenance["wheel"], provenance["recorded"], provenance["equal"]) == ("vllm-0.33.0", None, None)
+    assert recorded_hash(find_library()) == ("vllm-0.33.0", None)
 
 
 def test_build_id_follows_the_content(installed: Path) -> None:
     before = vllm.VllmCutlassKernel().build_id()
+    assert before == hashlib.sha256(CONTENT).hexdigest()[:16]
     (installed / "_C_stable_libtorch.abi3.so").write_bytes(CONTENT + b"rebuilt")
     assert vllm.VllmCutlassKernel().build_id() != before
 

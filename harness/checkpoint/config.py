@@ -27,8 +27,6 @@ class QuantizationConfig:
     excluded: tuple[str, ...]
     """Module entries that are not quantised, sorted; see `exclusions` for what they match."""
     kv_cache_quant_algo: str | None
-    producer: str
-    """Name and version, e.g. `modelopt 0.47.0`; `unknown` where it is not said."""
     quantized_layers: dict[str, str | None] | None = None
     """Module path to its quant_algo, None where it has none; {} where this is no object; None if absent."""
 
@@ -58,7 +56,6 @@ def read_quantization(path: Path) -> QuantizationConfig:
         quant_algo=nested.quant_algo,
         excluded=nested.excluded,
         kv_cache_quant_algo=nested.kv_cache_quant_algo or flat.kv_cache_quant_algo,
-        producer=nested.producer,
         quantized_layers=nested.quantized_layers or flat.quantized_layers,
     )
 
@@ -118,7 +115,7 @@ def _beyond(value: object, other: object) -> str:
 def _nested(path: Path) -> QuantizationConfig | None:
     file = path / HF_QUANT_CONFIG
     document = _object(file)
-    return None if document is None else _config(_section(document, file), document.get("producer"), file)
+    return None if document is None else _config(_section(document, file), file)
 
 
 def _flat(path: Path) -> QuantizationConfig | None:
@@ -131,7 +128,7 @@ def _flat(path: Path) -> QuantizationConfig | None:
         raise _error(file, "a quantization_config with quant_method 'modelopt'", shown(method))
     # Older exports embed the whole of hf_quant_config.json here.
     section = _section(quantization, file) if "quantization" in quantization else quantization
-    return _config(section, quantization.get("producer"), file)
+    return _config(section, file)
 
 
 def _section(document: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -141,14 +138,11 @@ def _section(document: dict[str, Any], file: Path) -> dict[str, Any]:
     return section
 
 
-def _config(data: dict[str, Any], producer: object, file: Path) -> QuantizationConfig:
-    named = producer if isinstance(producer, dict) else {}
-    made_by = " ".join(str(named[key]) for key in ("name", "version") if key in named)
+def _config(data: dict[str, Any], file: Path) -> QuantizationConfig:
     return QuantizationConfig(
         quant_algo=_algo(data, "quant_algo", file),
         excluded=_excluded(data, file),
         kv_cache_quant_algo=_kv_cache(data, file),
-        producer=made_by or "unknown",
         quantized_layers=_quantized_layers(data),
     )
 

@@ -4,14 +4,13 @@ vLLM itself is never imported: its library registers the operator when it is loa
 fast accumulation throughout (vLLM's csrc/.../cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh).
 """
 
-import base64
 import functools
 from pathlib import Path
 
 import torch
 
 from ..errors import KernelBuildError, KernelLaunchError
-from ..vllm_library import file_sha256, find_library, recorded_hash
+from ..vllm_library import file_sha256, find_library
 from .accumulation import Doubles, fast_error
 from .contract import check_gpu_call, check_operands
 from .protocol import Launches
@@ -38,26 +37,6 @@ class VllmCutlassKernel(Launches):
     def library(self) -> Path:
         """The file that registers the operator; raises InvalidInput where there is none."""
         return find_library()
-
-    @functools.cached_property
-    def provenance(self) -> dict[str, str | bool | None]:
-        """`library`, its `sha256` (hexadecimal), and whether it is the wheel's file.
-
-        `recorded` is the hash in the RECORD of the wheel that the file lies in, `actual` the file's, both as
-        `sha256=<URL-safe base64>`; `equal` says whether they agree. `recorded`, `equal` and `wheel` are None
-        where no RECORD lies beside the package, as with a file that was copied alone.
-        """
-        digest = file_sha256(self.library)
-        actual = "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        wheel, recorded = recorded_hash(self.library)
-        return {
-            "library": str(self.library),
-            "sha256": digest.hex(),
-            "wheel": wheel,
-            "recorded": recorded,
-            "actual": actual,
-            "equal": None if recorded is None else recorded == actual,
-        }
 
     def build_id(self) -> str:
         """Prefix of the library's sha256; loads nothing."""

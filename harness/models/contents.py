@@ -30,8 +30,6 @@ class ModelContents:
     decoder_layers: int
     vocabulary: int
     """Token ids below this exist."""
-    out_dtype: str
-    """torch name of the dtype of activations and plain tensors."""
     layers: tuple[LayerSpec, ...]
     """Quantised, fused, in the order of the model."""
     plain: tuple[PlainTensor, ...]
@@ -68,7 +66,6 @@ def read_contents(checkpoint: Path) -> ModelContents:
         architecture=architecture,
         decoder_layers=decoder_layers,
         vocabulary=_size(document, "vocab_size", checkpoint),
-        out_dtype=out_dtype,
         layers=tuple(layers),
         plain=plain,
         notes=notes,

@@ -13,10 +13,8 @@ from .protocol import OFFSET_ALIGNMENT, PROBE_BYTES, Arena, Attachment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How memory is shared, on which device, and whether an engine can write to it."""
+    """How memory is shared, and whether an engine can write to it."""
 
-    device: str
-    """`cpu` or `cuda`."""
     sealed: bool
     """Whether a store by an engine is refused, by the kernel or by the GPU."""
     create: Callable[[int], Arena]
@@ -27,19 +25,17 @@ class Transport:
 
 TRANSPORTS = {
     "memfd": Transport(
-        device="cpu",
         sealed=True,
         create=functools.partial(MemfdArena, sealed=True),
         attach=functools.partial(MemfdAttachment, sealed=True),
     ),
     "memfd-writable": Transport(
-        device="cpu",
         sealed=False,
         create=functools.partial(MemfdArena, sealed=False),
         attach=functools.partial(MemfdAttachment, sealed=False),
     ),
-    "cuda-vmm": Transport(device="cuda", sealed=True, create=CudaVmmArena, attach=CudaVmmAttachment),
-    "cuda-ipc": Transport(device="cuda", sealed=False, create=CudaIpcArena, attach=CudaIpcAttachment),
+    "cuda-vmm": Transport(sealed=True, create=CudaVmmArena, attach=CudaVmmAttachment),
+    "cuda-ipc": Transport(sealed=False, create=CudaIpcArena, attach=CudaIpcAttachment),
 }
 
 
@@ -53,11 +49,6 @@ def transport_of(name: str) -> Transport:
             remedy="Pass a transport that exists on this host.",
         )
     return TRANSPORTS[name]
-
-
-def is_sealed(transport: str) -> bool:
-    """Whether the transport's memory is sealed; raises InvalidInput for an unknown name."""
-    return transport_of(transport).sealed
 
 
 def create_arena(transport: str, data_bytes: int) -> Arena:
@@ -78,7 +69,6 @@ __all__ = [
     "Attachment",
     "Transport",
     "create_arena",
-    "is_sealed",
     "map_arena",
     "transport_of",
 ]
