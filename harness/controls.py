@@ -7,16 +7,16 @@ They show in each run that the checks can fail, on the kernel and the transports
 import inspect
 from pathlib import Path
 
-from .backends import Backends
+from .backends import SEED, Backends
 from .checkpoint.digest import content_digest
-from .checkpoint.writer import synthetic_tensors, write_checkpoint
+from .checkpoint.writer import write_source
 from .defects import DEFECTS
 from .matrix import layer_spec
 from .proof import ProofRequest
 from .record import CaseRecord, ControlRecord
-from .spec import CaseSpec, ProjectionKind, Scheme, SyntheticSource
+from .runner import PHASE_SECONDS
+from .spec import CaseSpec, ProjectionKind, RealSource, Scheme, SyntheticSource
 
-SEED = 20261130
 WIDTHS, K = (43, 17, 9), 48
 """Fused, of unequal scales and padded: the layer in which each of these defects can happen."""
 
@@ -35,11 +35,18 @@ def control_case(defect: str, on: Backends, kernel: str) -> CaseSpec:
     )
 
 
-def control_request(case: CaseSpec, defect: str, folder: Path, run_id: str, node_id: str) -> ProofRequest:
-    """The proof of a `control_case` with the defect planted; writes its checkpoint into `folder`."""
+def control_request(
+    case: CaseSpec,
+    defect: str | None,
+    folder: Path,
+    run_id: str,
+    node_id: str,
+    phase_seconds: float = PHASE_SECONDS,
+) -> ProofRequest:
+    """The proof of a synthetic case with the defect planted, if any; writes its checkpoint into `folder`."""
+    assert not isinstance(case.source, RealSource)
     checkpoint = folder / "checkpoint"
-    tensors = synthetic_tensors(case.layer, SEED, equal_scales=False)
-    write_checkpoint(checkpoint, tensors, case.layer.scheme)
+    write_source(checkpoint, case.layer, case.source)
     return ProofRequest(
         case=case,
         checkpoint=checkpoint,
@@ -48,6 +55,7 @@ def control_request(case: CaseSpec, defect: str, folder: Path, run_id: str, node
         run_id=run_id,
         node_id=node_id,
         defect=defect,
+        phase_seconds=phase_seconds,
     )
 
 

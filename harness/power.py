@@ -3,14 +3,11 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from .checkpoint.digest import content_digest
-from .checkpoint.writer import synthetic_tensors, write_checkpoint
-from .controls import control_record
+from .controls import control_record, control_request
 from .defects import DEFECTS
 from .matrix import layer_spec
-from .proof import ProofRequest, Prover
+from .proof import Prover
 from .record import CaseRecord, ControlRecord
 from .scratch import make_scratch, remove_scratch
 from .spec import CaseSpec, ForeignSource, ProjectionKind, Refusal, Scheme, SyntheticSource
@@ -89,21 +86,7 @@ def detections(names: Iterable[str]) -> Iterator[Detection]:
 def _proven(prover: Prover, case: CaseSpec, defect: str | None) -> CaseRecord:
     folder = make_scratch()
     try:
-        return prover.prove(_request(case, defect, folder / "checkpoint"))
+        seconds = HANG_SECONDS if defect == "hang" else PHASE_SECONDS
+        return prover.prove(control_request(case, defect, folder, "power", "", seconds))
     finally:
         remove_scratch(folder)
-
-
-def _request(case: CaseSpec, defect: str | None, checkpoint: Path) -> ProofRequest:
-    algo = case.source.quant_algo if isinstance(case.source, ForeignSource) else case.layer.scheme
-    write_checkpoint(checkpoint, synthetic_tensors(case.layer, SEED, equal_scales=False), algo)
-    return ProofRequest(
-        case=case,
-        checkpoint=checkpoint,
-        content=content_digest(checkpoint),
-        origin=str(case.describe()["source"]),
-        run_id="power",
-        node_id="",
-        defect=defect,
-        phase_seconds=HANG_SECONDS if defect == "hang" else PHASE_SECONDS,
-    )

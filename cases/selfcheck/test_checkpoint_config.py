@@ -18,7 +18,7 @@ KV_SCHEME = {"dynamic": False, "num_bits": 8, "type": "float"}
 NESTED = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": list(EXCLUDED)}
 FLAT = {"quant_algo": "FP8", "kv_cache_scheme": KV_SCHEME, "ignore": list(EXCLUDED), "producer": PRODUCER}
 METHOD = {"quant_method": "modelopt"}
-PARSED = QuantizationConfig("FP8", EXCLUDED, "FP8", "modelopt 0.47.0")
+PARSED = QuantizationConfig("FP8", EXCLUDED, "FP8")
 RENAMED = {**METHOD, **{"exclude_modules" if key == "ignore" else key: value for key, value in FLAT.items()}}
 
 

@@ -25,7 +25,7 @@ PER_CHANNEL = "FP8_PER_CHANNEL_PER_TOKEN"
 def plan(algo: str | None, excluded: tuple[str, ...] = (), **own: str | None) -> SchemePlan:
     """A plan for one algorithm, or for a mixture of those that `own` gives the projections of layer 0."""
     layers = {f"{PREFIX}.{name}": value for name, value in own.items()} or None
-    return SchemePlan(QuantizationConfig(algo, excluded, None, "modelopt", layers), PATH)
+    return SchemePlan(QuantizationConfig(algo, excluded, None, layers), PATH)
 
 
 def mixed(**own: str | None) -> SchemePlan:
@@ -78,7 +78,7 @@ def test_of_several_refused_layers_the_one_asked_for_is_named() -> None:
 
 @pytest.mark.parametrize("layers", [None, {}], ids=["absent", "empty"])
 def test_mixture_of_nothing_is_refused(layers: dict[str, str | None] | None) -> None:
-    config = QuantizationConfig("MIXED_PRECISION", (), None, "modelopt", layers)
+    config = QuantizationConfig("MIXED_PRECISION", (), None, layers)
     with pytest.raises(RefusedScheme, match="MIXED_PRECISION without quantized_layers"):
         SchemePlan(config, PATH).scheme(PLAIN)
 
@@ -102,9 +102,7 @@ def test_mixture_may_name_the_fused_module() -> None:
 
 @pytest.mark.parametrize("wrapper", ["model.language_model.", "language_model.model.", ""])
 def test_wrappers_of_names_in_a_mixture_may_differ(wrapper: str) -> None:
-    config = QuantizationConfig(
-        "MIXED_PRECISION", (), None, "", {f"{wrapper}layers.0.self_attn.o_proj": "FP8"}
-    )
+    config = QuantizationConfig("MIXED_PRECISION", (), None, {f"{wrapper}layers.0.self_attn.o_proj": "FP8"})
     assert SchemePlan(config, PATH).scheme(PLAIN) is Scheme.FP8
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..errors import OutputUnwritable
-from ..spec import LayerSpec, Scheme
+from ..spec import ForeignSource, LayerSpec, Scheme, SyntheticSource
 from .config import CONFIG, HF_QUANT_CONFIG
 from .layers import tensor_names, wrong
 from .reader import CheckpointReader
@@ -80,6 +80,17 @@ def synthetic_tensors(layer: LayerSpec, seed: int, equal_scales: bool) -> dict[s
         if layer.bias:
             tensors[f"{projection.name}.bias"] = torch.randn(n, generator=generator).to(torch.bfloat16)
     return tensors
+
+
+def write_source(path: Path, layer: LayerSpec, source: SyntheticSource | ForeignSource) -> None:
+    """Write the checkpoint that a case names as its source; raises OutputUnwritable."""
+    if isinstance(source, SyntheticSource):
+        write_checkpoint(path, synthetic_tensors(layer, source.seed, source.equal_scales), layer.scheme)
+        return
+    tensors = synthetic_tensors(layer, source.seed, equal_scales=False)
+    layers = {p.name: str(source.quant_algo) for p in layer.projections} if source.mixed else None
+    algo = "MIXED_PRECISION" if source.mixed else source.quant_algo
+    write_checkpoint(path, tensors, algo, quantized_layers=layers)
 
 
 def extract_layer(source: Path, target: Path, layer: LayerSpec) -> None:
