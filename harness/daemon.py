@@ -55,7 +55,7 @@ class DaemonJob:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "DaemonJob":
         layers = tuple(LayerSpec.from_json(layer) for layer in data["layers"])
-        plain = tuple(PlainTensor.from_json(each) for each in data.get("plain", ()))
+        plain = tuple(PlainTensor.from_json(each) for each in data["plain"])
         paths = {"checkpoint": Path(data["checkpoint"]), "socket": Path(data["socket"])}
         return cls(**{**data, **paths, "layers": layers, "plain": plain})
 

@@ -32,6 +32,11 @@ class Verdict(StrEnum):
     NOT_EQUIVALENT = "NOT_EQUIVALENT"
     INCOMPLETE = "INCOMPLETE"
 
+    @property
+    def words(self) -> str:
+        """As people read it: `NOT EQUIVALENT`."""
+        return self.value.replace("_", " ")
+
 
 class ErrorRecord(_Record):
     type: str
@@ -345,6 +350,14 @@ class Counts(_Record):
         """Planned cases of which equivalence is claimed: all but those that were refused as they should."""
         return self.planned - self.refused_as_expected
 
+    @property
+    def sentence(self) -> str:
+        """How many were verified, failed, incomplete and refused, as the terminal says it."""
+        return (
+            f"verified {self.verified}/{self.to_verify}, failed {self.failed}, "
+            f"incomplete {self.incomplete}, refused as expected {self.refused_as_expected}"
+        )
+
 
 class CaseEntry(_Record):
     id: str
@@ -396,7 +409,7 @@ class RunRecord(_Record):
     duration_s: float
     counts: Counts
     environment: dict[str, Any]
-    """Grouped facts: `python`, `torch`, `host`, `gpu`, `packages`, `git`, `options`, `env`."""
+    """Grouped facts: `python`, `host`, `gpu`, `packages`, `libraries`, `git`, `options`, `env`."""
     commands: dict[str, str] = Field(default_factory=dict)
     """`run`: the command that repeats the whole run."""
     messages: list[str] = []

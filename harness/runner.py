@@ -246,7 +246,7 @@ class Runner:
         self._daemon_process.kill()
 
     def _ask_daemon(self, seen: RouteObservation) -> None:
-        """What the daemon sees once the engine is gone: its bytes, and how often it handed them out."""
+        """What the daemon sees now: its bytes, and how often it handed them out."""
         try:
             # It hashes all that it holds before it answers.
             client = CacheClient(self._socket, timeout=self._request.phase_seconds)

@@ -7,6 +7,8 @@ import typer
 
 from loadproof.harness.backends import BACKENDS
 
+from .json_option import Json
+
 _TRANSPORTS = ", ".join(name for on in BACKENDS.values() for name in on.transports)
 
 Checkpoint = Annotated[Path, typer.Argument(help="Folder of a ModelOpt FP8 checkpoint.")]
@@ -19,7 +21,6 @@ Transport = Annotated[
 KernelName = Annotated[
     str, typer.Option("--kernel", help="Backend that will multiply; both sides must name the same.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def daemon(

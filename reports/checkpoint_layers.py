@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from loadproof.harness.checkpoint.schemes import SchemePlan
 from loadproof.harness.checkpoint.unused import unused_tensors
 from loadproof.harness.errors import OutputUnwritable
 from loadproof.harness.spec import LayerSpec
+from loadproof.harness.user_cache import user_cache
 
 from .text import one_line
 
@@ -55,8 +55,7 @@ def remembered(checkpoint: Path, content: str) -> list[LayerSpec]:
     """As `discovered`, remembered by content: an engine that attaches reads no header either."""
     SchemePlan(read_quantization(checkpoint), checkpoint).require_supported()
     asked = json.dumps([content, config_digests(checkpoint), output_dtype(checkpoint)])
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    file = Path(root) / "loadproof" / "layers" / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    file = user_cache("layers") / f"{hashlib.sha256(asked.encode()).hexdigest()}.json"
     try:
         return [LayerSpec.from_json(layer) for layer in json.loads(file.read_bytes())]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -15,6 +15,7 @@ from .cache_commands import attach, daemon
 from .doctor import examine
 from .html import render_html
 from .intact import load_intact
+from .json_option import Json
 from .load import Run
 from .markdown import LIMIT_BYTES, render_markdown
 from .matrix_command import matrix
@@ -33,8 +34,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def render(

@@ -95,10 +95,11 @@ def _controls(folder: Path, plan: Plan) -> dict[str, ControlRecord]:
 def _evidence(path: Path, run_id: str) -> dict[str, CaseRecord]:
     by_id: dict[str, CaseRecord] = {}
     for where, text in _evidence_texts(path):
-        case = parse(CaseRecord, text, where)
-        _require_usable(case, run_id, where)
+        case = parse_case(text, where)
+        if case.run_id != run_id:
+            raise unusable(where, f"evidence of run {run_id!r}", f"evidence of run {case.run_id!r}")
         if case.id in by_id:
-            raise _invalid(where, "one record a case", f"a second record of {case.id!r}")
+            raise unusable(where, "one record a case", f"a second record of {case.id!r}")
         by_id[case.id] = case
     return by_id
 
@@ -126,7 +127,7 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-        raise _invalid(path, "a readable UTF-8 file", reason) from error
+        raise unusable(path, "a readable UTF-8 file", reason) from error
 
 
 def parse(model: type[_Model], text: str, where: str) -> _Model:
@@ -139,9 +140,9 @@ def parse(model: type[_Model], text: str, where: str) -> _Model:
     try:
         data = json.loads(text)
     except RecursionError as error:
-        raise _invalid(where, "JSON", "nesting too deep") from error
+        raise unusable(where, "JSON", "nesting too deep") from error
     except ValueError as error:
-        raise _invalid(where, "JSON", str(error)) from error
+        raise unusable(where, "JSON", str(error)) from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version != SCHEMA_VERSION:
         remedy = f"Use {'a newer' if version > SCHEMA_VERSION else 'an older'} loadproof."
@@ -151,48 +152,50 @@ def parse(model: type[_Model], text: str, where: str) -> _Model:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the record"
-        raise _invalid(where, f"a {model.__name__}", f"{field}: {first['msg']}") from error
+        raise unusable(where, f"a {model.__name__}", f"{field}: {first['msg']}") from error
     # Python's reader takes what others refuse, as lone surrogates.
-    raise _invalid(where, "JSON that every reader reads alike", refused.errors()[0]["msg"])
+    raise unusable(where, "JSON that every reader reads alike", refused.errors()[0]["msg"])
 
 
-def _require_usable(case: CaseRecord, run_id: str, where: str) -> None:
-    if case.run_id != run_id:
-        raise _invalid(where, f"evidence of run {run_id!r}", f"evidence of run {case.run_id!r}")
+def parse_case(text: str, where: str) -> CaseRecord:
+    """As `parse`, a case's evidence; raises InvalidInput too where the case has no `id` or `expected`."""
+    case = parse(CaseRecord, text, where)
     try:
         _ = case.id, case.expected
     except (KeyError, ValueError) as error:
-        raise _invalid(where, "a case with `id` and `expected`", repr(error)) from error
+        raise unusable(where, "a case with `id` and `expected`", repr(error)) from error
+    return case
 
 
 def _require_consistent(record: RunRecord, by_id: dict[str, CaseRecord]) -> None:
     """`run.json` and the evidence tell the same story."""
     entries = {entry.id: entry for entry in record.cases}
     if len(entries) != len(record.cases):
-        raise _invalid("run.json", "each case once", "a case listed twice")
+        raise unusable("run.json", "each case once", "a case listed twice")
     if unlisted := sorted(set(by_id) - set(entries)):
-        raise _invalid("run.json", "every case with evidence", f"no entry for {unlisted[0]!r}")
+        raise unusable("run.json", "every case with evidence", f"no entry for {unlisted[0]!r}")
     for entry in record.cases:
         case = by_id.get(entry.id)
         if case is None and entry.file is not None:
-            raise _invalid(entry.file, f"the evidence of {entry.id!r}", "no such evidence")
+            raise unusable(entry.file, f"the evidence of {entry.id!r}", "no such evidence")
         if case and (case.verdict, case.expected) != (entry.verdict, entry.expected):
             said = f"{entry.verdict} in run.json and {case.verdict} in the evidence"
-            raise _invalid(f"case {entry.id!r}", "one verdict", said)
+            raise unusable(f"case {entry.id!r}", "one verdict", said)
     if record.counts != (counted := counts_of(record.cases)):
-        raise _invalid("run.json: counts", f"those of its cases, {counted}", str(record.counts))
+        raise unusable("run.json: counts", f"those of its cases, {counted}", str(record.counts))
     if record.verdict is not Verdict.EQUIVALENT:
         return
     shown = [case for case in by_id.values() if case.holds]
     if not entries or len(shown) != len(entries):
         found = f"evidence that {len(shown)} of {len(entries)} hold"
-        raise _invalid("run.json", "EQUIVALENT only where every case holds", found)
+        raise unusable("run.json", "EQUIVALENT only where every case holds", found)
     if verdict_of(counted, record.messages) is not Verdict.EQUIVALENT:
         found = "; ".join(record.messages) or "refusals alone"
-        raise _invalid(
+        raise unusable(
             "run.json", "EQUIVALENT only where something was verified and nothing went wrong", found
         )
 
 
-def _invalid(where: object, expected: str, found: str) -> InvalidInput:
+def unusable(where: object, expected: str, found: str) -> InvalidInput:
+    """The error of a run's file that is not what it must be."""
     return InvalidInput(where, expected=expected, found=found, remedy="Give the folder of one whole run.")

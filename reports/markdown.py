@@ -152,7 +152,7 @@ def _outputs(case: CaseView) -> str:
 
 
 def _environment(record: RunRecord) -> str:
-    groups = ("host", "gpu", "python", "torch", "packages", "git")
+    groups = ("host", "gpu", "python", "packages", "git")
     found = {name: record.environment[name] for name in groups if name in record.environment}
     facts = [f"{escape(name)} {escape(value)}" for name, value in flatten(found)]
     notice = "{} more facts in report.html"

@@ -7,13 +7,15 @@ import typer
 
 from loadproof.harness.errors import InvalidInput
 
+from .json_option import Json
+
 if TYPE_CHECKING:
     from loadproof.harness.power import Detection
 
 
 def power(
     defect: Annotated[list[str] | None, typer.Option(help="Plant this one; default: all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Plant defects on the CPU default, each in a run of its own: 0 all are caught, 1 one is not."""
     # Here alone, since it imports torch.

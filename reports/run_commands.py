@@ -16,6 +16,7 @@ from .compare import Comparison
 from .compare import compare as compare_runs
 from .compare_render import print_comparison, render_html, render_markdown
 from .intact import load_intact
+from .json_option import Json
 from .merge import merge as merge_runs
 from .text import one_line
 from .verify import Verification
@@ -23,7 +24,6 @@ from .verify import verify as verify_run
 from .wording import headline
 
 PIPED_WIDTH = 240
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def verify(
@@ -50,13 +50,8 @@ def merge(
 ) -> None:
     """Join runs made with --loadproof-shard to one run with its reports: 0 EQUIVALENT, 1 not, 2 refused."""
     record = merge_runs(shards, output)
-    counts = record.counts
-    told = {"run": str(output), "verdict": record.verdict.value, "counts": counts.model_dump()}
-    text = (
-        f"{headline(record)}\nverified {counts.verified}/{counts.to_verify}, failed {counts.failed}, "
-        f"incomplete {counts.incomplete}, refused as expected {counts.refused_as_expected}\n"
-        f"report: {output}/report.html"
-    )
+    told = {"run": str(output), "verdict": record.verdict.value, "counts": record.counts.model_dump()}
+    text = f"{headline(record)}\n{record.counts.sentence}\nreport: {output}/report.html"
     typer.echo(json.dumps(told, indent=2) if as_json else text)
     raise typer.Exit(0 if record.verdict is Verdict.EQUIVALENT else 1)
 
@@ -104,7 +99,7 @@ def _comparison_text(comparison: Comparison, form: Format) -> str:
 
 
 def _verification_text(found: Verification) -> str:
-    verdict = found.verdict.value.replace("_", " ") + found.limits
+    verdict = found.verdict.words + found.limits
     word = f"INTACT  {verdict}" if found.intact else f"NOT INTACT  problems: {len(found.problems)}"
     lines = [
         f"{word}  run {one_line(found.run_id)}, {found.cases} cases",

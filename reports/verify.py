@@ -10,10 +10,10 @@ from typing import Any
 from loadproof.harness.checkpoint import strict_json
 from loadproof.harness.errors import InvalidInput
 from loadproof.harness.plan import PLAN_FILE, TWIN_FILE
-from loadproof.harness.record import CaseRecord, RunRecord, Verdict
+from loadproof.harness.record import RunRecord, Verdict
 
 from .embedded import unpack
-from .load import UNENDED, line_texts, load_run, parse, read_text
+from .load import UNENDED, line_texts, load_run, parse, parse_case, read_text, unusable
 from .tampering import (
     Json,
     Problem,
@@ -81,7 +81,7 @@ def verify(path: Path, *, published: str | None = None) -> Verification:
 def _verify(path: Path, published: str | None) -> Verification:
     folder = path if path.is_dir() else path.parent
     if not path.is_dir() and path.suffix not in (".jsonl", ".html"):
-        raise _unusable(path, "a run's folder, evidence.jsonl or report.html", "something else")
+        raise unusable(path, "a run's folder, evidence.jsonl or report.html", "something else")
     if path.suffix == ".html":
         return _verify_page(Page.read(path), folder, published)
     if (folder / "run.json").exists():
@@ -106,7 +106,7 @@ def _verify_page(page: Page, folder: Path, published: str | None) -> Verificatio
     if page.evidence is not None:
         return _verify_embedded(page, page.evidence)
     if published is None:
-        raise _unusable(page.where, "evidence in the page, run.json beside it, or --head", "none of them")
+        raise unusable(page.where, "evidence in the page, run.json beside it, or --head", "none of them")
     return Verification(
         run_id=page.run_id, verdict=Verdict.INCOMPLETE, cases=0, head=page.head, note=WITHOUT_EVIDENCE
     )
@@ -118,11 +118,11 @@ def _verify_embedded(page: Page, evidence: str) -> Verification:
         try:
             unpack(evidence, folder)
         except ValueError as error:
-            raise _unusable(f"{page.where}, embedded evidence", "xz in base64", str(error)) from error
+            raise unusable(f"{page.where}, embedded evidence", "xz in base64", str(error)) from error
         try:
             found = _verify_run(folder, folder)
         except InvalidInput as error:
-            raise _unusable(f"{page.where}, embedded {error.where}", error.expected, error.found) from error
+            raise unusable(f"{page.where}, embedded {error.where}", error.expected, error.found) from error
         named = [replace(each, where=f"{page.where}, embedded {each.where}") for each in found.problems]
         return _with_page(replace(found, problems=tuple(named)), page, folder)
 
@@ -135,10 +135,10 @@ def _with_page(found: Verification, page: Page, folder: Path) -> Verification:
 def _verify_run(folder: Path, path: Path) -> Verification:
     run = _run_json(read_text(folder / "run.json"))
     if run.get("chain") is None:
-        raise _unusable("run.json", "a digest chain", "none: this run was never sealed")
+        raise unusable("run.json", "a digest chain", "none: this run was never sealed")
     sources, problems = _sources(folder, path)
     if not sources:
-        raise _unusable(folder, "evidence/ or evidence.jsonl beside run.json", "neither")
+        raise unusable(folder, "evidence/ or evidence.jsonl beside run.json", "neither")
     sealed = sealed_entries(run, sources)
     problems += [*chain_problems(run), *entry_problems(run, sealed)]
     for source in sources:
@@ -187,11 +187,7 @@ def _run_json(text: str) -> Json:
 
 
 def _case_json(text: str, where: str) -> Json:
-    record = parse(CaseRecord, text, where)
-    try:
-        _ = record.id, record.expected
-    except (KeyError, ValueError) as error:
-        raise _unusable(where, "a case with `id` and `expected`", repr(error)) from error
+    parse_case(text, where)
     return _as_spelled(text, where)
 
 
@@ -201,7 +197,7 @@ def _as_spelled(text: str, where: str) -> Json:
         data = strict_json.parse(text.encode())
         assert isinstance(data, dict)
     except ValueError as error:
-        raise _unusable(where, "a record that every reader reads alike", str(error)) from error
+        raise unusable(where, "a record that every reader reads alike", str(error)) from error
     return data
 
 
@@ -237,7 +233,3 @@ def _verify_lone_lines(lines: Path) -> Verification:
         problems=tuple(problems),
         note=WITHOUT_RUN,
     )
-
-
-def _unusable(where: object, expected: str, found: str) -> InvalidInput:
-    return InvalidInput(where, expected=expected, found=found, remedy="Give the folder of one whole run.")

@@ -124,9 +124,8 @@ def device(run: Run) -> str:
     if run.record.scope == "cpu-default":
         return "CPU"
     gpu: Any = run.record.environment.get("gpu")
-    found = gpu if isinstance(gpu, list) else [gpu]
-    names = [str(one["name"]) for one in found if isinstance(one, dict) and one.get("name")]
-    return ", ".join(dict.fromkeys(names)) or "GPU, name not recorded"
+    name = gpu.get("name") if isinstance(gpu, dict) else None
+    return str(name) if name else "GPU, name not recorded"
 
 
 def _digest(digests: list[str]) -> str:

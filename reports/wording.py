@@ -35,14 +35,9 @@ _SYMBOLS = {
 _UNDECIDED = (Outcome.INCOMPLETE, Outcome.INFRA, Outcome.TIMEOUT)
 
 
-def verdict_words(record: RunRecord) -> str:
-    """`EQUIVALENT`, `NOT EQUIVALENT` or `INCOMPLETE`."""
-    return record.verdict.value.replace("_", " ")
-
-
 def headline(record: RunRecord) -> str:
     """The verdict with its scope: a CPU run cannot be taken for a GPU run, nor a part for the whole."""
-    return verdict_words(record) + limits(record)
+    return record.verdict.words + limits(record)
 
 
 def limits(record: RunRecord) -> str:
@@ -55,7 +50,7 @@ def limits(record: RunRecord) -> str:
 def claims(record: RunRecord) -> tuple[str, ...]:
     """What the run shows; nothing unless it is EQUIVALENT."""
     if record.verdict is not Verdict.EQUIVALENT:
-        return (f"None: the run is {verdict_words(record)}.",)
+        return (f"None: the run is {record.verdict.words}.",)
     counts = record.counts
     made = ((CLAIM, counts.verified), (EXPECTED_REFUSALS, counts.refused_as_expected))
     return tuple(claim for claim, cases in made if cases)

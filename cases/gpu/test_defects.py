@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from loadproof.cases.selfcheck import test_model_defects
 from loadproof.cases.selfcheck.proofs import assert_caught, not_passed
 from loadproof.cases.selfcheck.test_defects import CAUGHT, case_for, prove
 from loadproof.harness.backends import BACKENDS
@@ -36,6 +37,13 @@ def on_gpu(case: CaseSpec) -> CaseSpec:
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
     record = prove(prover, tmp_path, defect, case=on_gpu(case_for(defect)))
     assert_caught(record, *CAUGHT[defect])
+
+
+@pytest.mark.parametrize("defect", sorted(test_model_defects.CAUGHT))
+def test_defect_of_a_model_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
+    writable, kernel = ON_GPU.transports[1], ON_GPU.attaching[0]
+    case = dataclasses.replace(test_model_defects.CASE, device="cuda", transport=writable, kernel=kernel)
+    test_model_defects.assert_found(test_model_defects.prove(prover, tmp_path, defect, case), defect)
 
 
 @pytest.mark.parametrize("transport", ON_GPU.transports)

@@ -56,12 +56,22 @@ CAUGHT = {
 }
 
 
-def prove(prover: Prover, folder: Path, defect: str | None) -> CaseRecord:
+MODEL = ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY)
+CASE = ModelCaseSpec(model=MODEL, transport="memfd-writable")
+
+
+def prove(prover: Prover, folder: Path, defect: str | None, case: ModelCaseSpec = CASE) -> CaseRecord:
     checkpoint = folder / "checkpoint"
     write_model(checkpoint, TINY, Scheme.FP8)
-    model = ModelSpec(name="tiny", scheme=Scheme.FP8, source=TINY)
-    case = ModelCaseSpec(model=model, transport="memfd-writable")
     return prove_checkpoint(prover, case, checkpoint, defect)
+
+
+def assert_found(record: CaseRecord, defect: str) -> None:
+    """By its own check, and the first place that differs where outputs do."""
+    assert_caught(record, *CAUGHT[defect])
+    outputs = next(c for c in record.checks if c.name == "outputs_exact")
+    first = outputs.evidence.get("first_divergence")
+    assert (first and (first["layer"], first["step"], first["prompt"])) == FIRST.get(defect), outputs
 
 
 def test_every_defect_of_models_is_listed_here() -> None:
@@ -79,12 +89,7 @@ def test_every_check_of_models_has_a_defect_that_it_catches() -> None:
 
 @pytest.mark.parametrize("defect", sorted(CAUGHT))
 def test_defect_is_caught_by_its_own_check(prover: Prover, tmp_path: Path, defect: str) -> None:
-    record = prove(prover, tmp_path, defect)
-    assert_caught(record, *CAUGHT[defect])
-    outputs = next(c for c in record.checks if c.name == "outputs_exact")
-    first = outputs.evidence.get("first_divergence")
-    wanted = FIRST.get(defect)
-    assert (first and (first["layer"], first["step"], first["prompt"])) == wanted, outputs
+    assert_found(prove(prover, tmp_path, defect), defect)
 
 
 def test_the_same_case_without_a_defect_passes(prover: Prover, tmp_path: Path) -> None:

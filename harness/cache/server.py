@@ -1,7 +1,8 @@
 """The daemon's serving side: one thread a connection, and the connection is the reference.
 
 When an engine dies, by whatever signal, the kernel closes its connection and nothing is left to count.
-Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonce), `digest` (hashes again).
+Commands: `attach` (key in, manifest and descriptor out), `probe` (writes a nonce), `digest` (hashes again)
+and `count` (how often it handed out its memory).
 """
 
 import json

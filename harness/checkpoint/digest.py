@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from ..atomic_file import write_atomically
 from ..errors import OutputUnwritable
+from ..user_cache import user_cache
 from .files import INDEX, open_inside, read_small, weight_files
 from .header import malformed
 
@@ -132,9 +133,7 @@ def _settled(identities: list[list[Any]]) -> bool:
 
 
 def _sidecar(path: Path) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
-    return Path(root) / "loadproof" / "content" / f"{name}.json"
+    return user_cache("content") / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
 
 
 def _read_sidecar(sidecar: Path) -> dict[str, Any] | None:

@@ -2,17 +2,14 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..observation import CaseObservation, RouteObservation
 from ..outcome import Outcome
 from ..routes import REFERENCE_ROUTE
 from ..tensor_bytes import dtype_name, dtype_of, sha256
 from .compare import compare
-from .derivation import DECODED, activation_bytes, largest_input_scale, nearest, processed_bytes
+from .derivation import DECODED, Doubles, activation_bytes, largest_input_scale, nearest, processed_bytes
 from .verdict import Tally
-
-Doubles = NDArray[np.float64]
 
 
 def outputs_exact(seen: CaseObservation, tally: Tally) -> str:

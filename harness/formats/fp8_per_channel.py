@@ -7,7 +7,7 @@ import torch
 from ..checkpoint.layers import ProjectionTensors
 from ..spec import LayerSpec, Scheme
 from .e4m3 import quantize_per_token
-from .padding import fused_bias, padded_channel_scale, transposed_and_padded, weight_and_bias
+from .padding import fused_bias, fused_weight, padded_channel_scale, weight_and_bias
 from .protocol import Layout, ProcessedLayer, TensorLayout
 
 
@@ -23,11 +23,9 @@ class PerChannelFp8:
 
     def process(self, layer: LayerSpec, projections: Sequence[ProjectionTensors]) -> ProcessedLayer:
         """See `Format.process`; no arithmetic touches the weight or its scales."""
-        weights = [p.weight for p in projections]
-        fused = torch.cat([w.view(torch.uint8) for w in weights]).view(weights[0].dtype)
         scale = torch.cat([p.weight_scale for p in projections])
         tensors = {
-            "weight": transposed_and_padded(fused, layer),
+            "weight": fused_weight([p.weight for p in projections], layer),
             "weight_scale": padded_channel_scale(scale, layer),
             **fused_bias(layer, projections),
         }

@@ -11,7 +11,7 @@ from ..checkpoint.layers import ProjectionTensors
 from ..errors import BadScale
 from ..spec import LayerSpec, Scheme
 from .e4m3 import E4M3, dequantize_fp16, quantize_static
-from .padding import fused_bias, transposed_and_padded, weight_and_bias
+from .padding import fused_bias, fused_weight, weight_and_bias
 from .protocol import Layout, ProcessedLayer, TensorLayout
 
 
@@ -63,9 +63,8 @@ class PerTensorFp8:
             weights = [p.weight for p in projections]
         else:
             weights = [requantized_to(fused_scale, p) for p in projections]
-        fused = torch.cat([w.view(torch.uint8) for w in weights]).view(weights[0].dtype)
         tensors = {
-            "weight": transposed_and_padded(fused, layer),
+            "weight": fused_weight(weights, layer),
             "weight_scale": fused_scale,
             "input_scale": self.largest_input_scale(projections),
             **fused_bias(layer, projections),

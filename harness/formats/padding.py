@@ -13,7 +13,7 @@ from .protocol import TensorLayout
 
 
 def weight_and_bias(layer: LayerSpec) -> dict[str, TensorLayout]:
-    """Layouts of what `transposed_and_padded` and `fused_bias` give."""
+    """Layouts of what `fused_weight` and `fused_bias` give."""
     k, n = layer.padded_k, layer.padded_width
     layouts = {"weight": TensorLayout(dtype=E4M3, shape=(k, n), stride=(1, k))}
     if layer.bias:
@@ -21,13 +21,14 @@ def weight_and_bias(layer: LayerSpec) -> dict[str, TensorLayout]:
     return layouts
 
 
-def transposed_and_padded(weight: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
-    """E4M3 [logical_width, logical_k] to a column-major view [padded_k, padded_width].
+def fused_weight(weights: Sequence[torch.Tensor], layer: LayerSpec) -> torch.Tensor:
+    """E4M3 [width, logical_k] of each projection to a column-major view [padded_k, padded_width] of all.
 
     The stored rows are [padded_width, padded_k]; padding is the byte 0, which is +0.
     """
-    rows, columns = layer.padded_width - weight.shape[0], layer.padded_k - weight.shape[1]
-    return pad(weight.view(torch.uint8), (0, columns, 0, rows)).contiguous().view(E4M3).t()
+    codes = torch.cat([weight.view(torch.uint8) for weight in weights])
+    rows, columns = layer.padded_width - codes.shape[0], layer.padded_k - codes.shape[1]
+    return pad(codes, (0, columns, 0, rows)).contiguous().view(E4M3).t()
 
 
 def padded_channel_scale(scale: torch.Tensor, layer: LayerSpec) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch.utils import deterministic
 
+from ..checkpoint.config import model_config
 from ..fingerprint import CHUNK_BYTES, fingerprint
 from ..formats.e4m3 import quantize_per_token, quantize_static
 from ..kernels import Kernel
@@ -35,7 +36,7 @@ class ModelWork:
     ) -> None:
         """Build the model of the loaded tensors; raises WrongTensor."""
         self._flags = make_deterministic()
-        architecture = ARCHITECTURES[json.loads((checkpoint / "config.json").read_bytes())["model_type"]]
+        architecture = ARCHITECTURES[model_config(checkpoint)["model_type"]]
         self._model, self._groups = build(
             checkpoint, architecture, loaded.layers, loaded.plain, kernel, device
         )

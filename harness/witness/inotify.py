@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileWitness:
-    """Watches files of one folder from creation until `close`; a context manager."""
+    """Watches files of one folder from creation until the context is left."""
 
     def __init__(self, folder: Path, files: list[str], *, by_inode: bool = False) -> None:
         """Start watching.

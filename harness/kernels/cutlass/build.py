@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ...errors import KernelBuildError
+from ...user_cache import user_cache
 from . import abi
 from .toolchain import Toolchain, find_toolchain
 
@@ -60,8 +61,7 @@ def library(architecture: str = "sm_90a") -> Path:
 
 def cache_root() -> Path:
     """`$XDG_CACHE_HOME/loadproof/cutlass`, `~/.cache` by default."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "loadproof" / "cutlass"
+    return user_cache("cutlass")
 
 
 def cache_key(tools: Toolchain, architecture: str) -> str:
