@@ -1,5 +1,6 @@
 """Planted in a whole model: in what is beside its weights, in its fusion, and in one layer or step alone."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -120,15 +121,60 @@ def gradients_left_on(process: str, loader: str) -> None:
     edit_attached_model(process, lambda model: model.get_submodule("model.embed_tokens").requires_grad_(True))
 
 
+@defect("layout_restored", Outcome.LAYOUT, MODEL_DEFECTS)
+def weight_shadowed(process: str, loader: str) -> None:
+    """A copy stands before the last norm's weight in the attached engine; every output is right."""
+
+    def shadow(model: nn.Module) -> None:
+        norm = model.get_submodule("model.norm")
+        vars(norm)["weight"] = norm.get_parameter("weight").detach().clone()
+
+    edit_attached_model(process, shadow)
+
+
+@defect("layout_restored", Outcome.LAYOUT, MODEL_DEFECTS)
+def forward_replaced(process: str, loader: str) -> None:
+    """The attached engine's output layer multiplies by a copy, by a method of its own; outputs are right."""
+
+    def substitute(model: nn.Module) -> None:
+        head = model.get_submodule("lm_head")
+        copied = head.get_parameter("weight").detach().clone()
+        replace(head, "forward", lambda x: nn.functional.linear(x, copied))
+
+    edit_attached_model(process, substitute)
+
+
+@defect("layout_restored", Outcome.LAYOUT, MODEL_DEFECTS)
+def hook_left_on(process: str, loader: str) -> None:
+    """The attached engine's first decoder layer has a hook that will act later; every output is right."""
+    edit_attached_model(
+        process,
+        lambda model: model.get_submodule("model.layers.0").register_forward_hook(lambda *_: None),
+    )
+
+
+@defect("layout_restored", Outcome.LAYOUT, MODEL_DEFECTS)
+def config_of_its_own(process: str, loader: str) -> None:
+    """One attention module of the attached engine has another config than the model; outputs are right."""
+
+    def part(model: nn.Module) -> None:
+        attention = model.get_submodule("model.layers.0.self_attn")
+        own = copy.deepcopy(getattr(attention, "config"))  # noqa: B009 # a module's attribute is no Tensor here
+        own.attention_dropout = 0.9
+        replace(attention, "config", own)
+
+    edit_attached_model(process, part)
+
+
 @defect("pointers_shared", Outcome.NOT_SHARED, MODEL_DEFECTS)
 def embedding_copied(process: str, loader: str) -> None:
     """The attached engine clones an embedding that it should share, ties and all; every output is right."""
 
-    def copy(model: nn.Module) -> None:
+    def duplicate(model: nn.Module) -> None:
         copied = _set(model, "model.embed_tokens", model.get_parameter("lm_head.weight").detach().clone())
         model.get_submodule("lm_head").register_parameter("weight", copied)
 
-    edit_attached_model(process, copy)
+    edit_attached_model(process, duplicate)
 
 
 @defect("outputs_exact", Outcome.BYTES, MODEL_DEFECTS)
