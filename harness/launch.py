@@ -85,7 +85,8 @@ class Forkserver:
 
     def _start_ahead(self, needs: Needs) -> None:
         child = self._spawned(needs, self._scratch / "spare.stderr")
-        self._spare = _Spare(needs, self._server.prepared, child)
+        # As it was started: that transformers harms may have been found out just now.
+        self._spare = _Spare(self._possible(needs), self._server.prepared, child)
 
     def _end_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -150,7 +151,9 @@ class _Server:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", f"{__package__}.forkserver", str(theirs.fileno()), str(os.getpid())]
+        # -P: no module is taken from the folder where pytest was started, which may be a model's.
+        module = [sys.executable, "-P", "-m", f"{__package__}.forkserver"]
+        command = [*module, str(theirs.fileno()), str(os.getpid())]
         # numpy's BLAS starts its threads on import, and threads do not survive a fork.
         settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # transformers asks for GPUs on import: by NVML, since CUDA must be untouched before a fork. And it

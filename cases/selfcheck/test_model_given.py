@@ -1,17 +1,27 @@
 """`--loadproof-model DIR`: the given model's cases and no others, or one line that says why not."""
 
 import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from loadproof.harness.model_spec import SyntheticModel
+from loadproof.fixtures import given
+from loadproof.harness.model_spec import ModelCaseSpec, ModelSpec, SyntheticModel
 from loadproof.harness.models.synthetic import write_model
+from loadproof.harness.proof import Prover
 from loadproof.harness.record import CaseRecord
 from loadproof.harness.spec import Scheme
 
+from .proofs import not_passed, prove_checkpoint
+
+WEIGHTS = "model.safetensors"
 ROOT = Path(__file__).resolve().parents[2]
 USAGE_ERROR = 4
 
@@ -88,7 +98,92 @@ def test_what_cannot_be_proved_is_one_line_before_any_test(model: Path) -> None:
     assert not (model.parent / "run").exists()
 
 
-def test_folder_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    done = run(tmp_path / "nowhere", "cases/models")
+def test_a_stranger_s_names_reach_the_terminal_as_one_line_without_control(model: Path) -> None:
+    tensors = load_file(model / WEIGHTS)
+    save_file(tensors | {"\x1b]0;title\x07\n" + "x" * 100_000: torch.ones(1)}, model / WEIGHTS)
+    done = run(model, "cases/models")
     assert done.returncode == USAGE_ERROR
-    assert f"found none at {tmp_path / 'nowhere'}" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert line.startswith("ERROR: loadproof: --loadproof-model: RefusedModel: ")
+    assert len(line) < 3000
+    assert line.isprintable()
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nowhere": (lambda tmp: tmp / "nowhere", "No such file or directory"),
+    "file": (lambda tmp: write(tmp / "file"), "a file"),
+    "loop": (lambda tmp: link(tmp / "loop", tmp / "loop"), "(Symlink loop|Too many levels)"),
+    "long": (lambda tmp: tmp / ("x" * 300), "File name too long"),
+    "not-utf-8": (lambda tmp: made(tmp / os.fsdecode(b"mod\xffel")), "a name that is not UTF-8"),
+}
+
+
+def write(file: Path) -> Path:
+    file.write_text("")
+    return file
+
+
+def link(path: Path, target: Path) -> Path:
+    path.symlink_to(target)
+    return path
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_that_is_none_is_a_usage_error(tmp_path: Path, name: str) -> None:
+    make, found = FOLDERS[name]
+    done = run(make(tmp_path), "cases/models", "--collect-only")
+    assert done.returncode == USAGE_ERROR
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert re.search(f"--loadproof-model '.*': expected the folder of a checkpoint, found {found}", line)
+
+
+@pytest.mark.parametrize("option", ["model", "shard", "kernel", "out"])
+def test_option_whose_variable_was_never_set_is_a_usage_error(model: Path, option: str) -> None:
+    done = run(model, "cases/models", "--collect-only", f"--loadproof-{option}=")
+    assert done.returncode == USAGE_ERROR
+    assert f"--loadproof-{option}: expected a value, found an empty word" in done.stderr
+
+
+def test_look_that_takes_too_long_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given, "LOOKING_SECONDS", 0.01)
+    with pytest.raises(pytest.UsageError, match="expected to be looked at within 0 s"):
+        given.require_provable(model)
+
+
+def test_modules_in_the_models_folder_are_not_imported(model: Path, tmp_path: Path) -> None:
+    for name in ("json.py", "safetensors.py", "torch.py"):
+        (model / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    command = [str(Path(sys.executable).with_name("pytest")), "--pyargs", "loadproof.cases.models", "-q"]
+    command += ["--loadproof-device=cpu", "--loadproof-transport=memfd", "--loadproof-model=."]
+    command += [f"--loadproof-out={tmp_path / 'run'}"]
+    done = subprocess.run(command, cwd=model, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize("what", ["no-weights", "a-link-to-nothing", "a-link-outside"])
+def test_files_that_the_index_does_not_name_change_nothing(
+    prover: Prover, model: Path, tmp_path: Path, what: str
+) -> None:
+    names = load_file(model / WEIGHTS)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, WEIGHTS)}
+    (model / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    stray = model / "consolidated.safetensors"
+    match what:
+        case "no-weights":
+            stray.write_text("version https://git-lfs.github.com/spec/v1")
+        case "a-link-to-nothing":
+            stray.symlink_to(tmp_path / "gone.safetensors")
+        case "a-link-outside":
+            stray.symlink_to(write(tmp_path / "elsewhere.safetensors"))
+    spec = ModelSpec(
+        name="given", scheme=Scheme.FP8, source=SyntheticModel(architecture="qwen2", seed=3, intermediate=40)
+    )
+    record = prove_checkpoint(prover, ModelCaseSpec(model=spec, transport="memfd"), model)
+    assert not_passed(record) == {}
+    assert given.phase_seconds(model) == given.LEAST_PHASE_SECONDS

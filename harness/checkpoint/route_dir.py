@@ -33,6 +33,8 @@ class RouteDir:
 def make_route_dir(source: Path, target: Path, decoy: bool) -> RouteDir:
     """Link a checkpoint's weights, configs and tokenizer into a folder; symbolically where it must be.
 
+    Beside decoys, weight files that are no part of the checkpoint are left out.
+
     Args:
         source: the checkpoint.
         target: the folder; made where it is missing, and must be empty.
@@ -43,19 +45,20 @@ def make_route_dir(source: Path, target: Path, decoy: bool) -> RouteDir:
         InvalidInput: `source` is not a folder.
         MalformedCheckpoint: no weight file, or a header that cannot be used (decoy only).
     """
-    weight_files(source)
+    named = weight_files(source).names
     source = source.resolve()
     # By their kind: weights in another format would be readable on a route that must not read any.
     files = sorted(file for file in source.iterdir() if file.is_file() and file.suffix in LINKED)
     weights = [file for file in files if file.suffix == SUFFIX]
-    decoys = weights if decoy else []
+    hidden = weights if decoy else []
     try:
         target.mkdir(parents=True, exist_ok=True)
         if next(target.iterdir(), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-        linked = _link_all([file for file in files if file not in decoys], target)
-        for file in decoys:
-            _write_decoy(file, target / file.name)
+        linked = _link_all([file for file in files if file not in hidden], target)
+        for file in hidden:
+            if file.name in named:
+                _write_decoy(file, target / file.name)
     except OSError as error:
         raise OutputUnwritable(
             target, expected="an empty folder to link into", found=error.strerror, remedy="Name another."

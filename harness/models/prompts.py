@@ -52,8 +52,14 @@ def make_prompts(checkpoint: Path, texts: Sequence[str], vocabulary: int) -> Pro
 
     try:
         tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         encoded = [tokenizer.encode(text).ids for text in texts]
-    except Exception as error:  # the library raises nothing narrower
+        for each in encoded:
+            tokenizer.decode(each)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and its panics are no Exception
         raise _unusable(file, "a tokenizer that the tokenizers library reads", error) from error
     length = min(map(len, encoded))
     ids = [each[:length] for each in encoded]
