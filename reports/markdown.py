@@ -1,6 +1,7 @@
 """The report as Markdown for a pull request: same verdicts, at most 60 kB."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from loadproof.harness.outcome import Outcome
@@ -39,6 +40,7 @@ def markdown_of(run: Run, cases: list[CaseView], found: list[Result], limit: int
         *_messages(run.record),
         _results(run, found),
         _controls(run.record),
+        _limits(cases),
     ]
     after = [
         f"Environment: {_environment(run.record)}",
@@ -104,6 +106,17 @@ def _controls(record: RunRecord) -> str:
     missed = [control.name for control in record.controls if not control.caught]
     told = f", NOT CAUGHT: {escape(', '.join(missed))}" if missed else ""
     return f"Planted defects caught: {caught}/{len(record.controls)}{told}" if record.controls else ""
+
+
+def _limits(cases: list[CaseView]) -> str:
+    """What of whole models is left out, and where no text stands behind the prompts."""
+    said: Counter[str] = Counter()
+    for case in cases:
+        if case.record and (model := case.record.model):
+            said.update(model.notes)
+            said.update([f"Tokenizer: {model.tokenizer}."] if model.tokenizer.startswith("none") else [])
+    lines = [f"- {escape(note)} (model cases: {count})" for note, count in said.items()]
+    return _within(lines, len(lines), _PART_BYTES, "- {} more limits in report.html")
 
 
 def _code(command: str) -> str:

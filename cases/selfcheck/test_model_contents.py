@@ -15,6 +15,7 @@ from loadproof.harness.errors import (
     ConfigError,
     LoadproofError,
     MalformedCheckpoint,
+    MissingTensor,
     RefusedModel,
     RefusedScheme,
     WrongTensor,
@@ -52,6 +53,13 @@ def edit_tensors(checkpoint: Path, edit: Callable[[Tensors], object]) -> None:
     tensors = load_file(checkpoint / WEIGHTS)
     edit(tensors)
     save_file(tensors, checkpoint / WEIGHTS)
+
+
+def write_tokenizer(checkpoint: Path, **parts: Any) -> None:
+    """A tokenizer of whole words, every word the same."""
+    model = {"type": "WordLevel", "vocab": {"a": 1}, "unk_token": "a"}
+    document = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [], "model": model}
+    (checkpoint / TOKENIZER).write_text(json.dumps(document | parts))
 
 
 def exclude(checkpoint: Path, *modules: str) -> None:
@@ -116,6 +124,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         WrongTensor,
         "lm_head",
     ),
+    "a scale that is missing": (
+        lambda c: edit_tensors(c, lambda t: t.pop("model.layers.1.mlp.up_proj.weight_scale")),
+        MissingTensor,
+        "model.layers.1.mlp.up_proj.weight_scale",
+    ),
     "a norm that is missing": (
         lambda c: edit_tensors(c, lambda t: t.pop("model.norm.weight")),
         WrongTensor,
@@ -137,6 +150,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         "pre_quant_scale",
     ),
     "a tokenizer that is none": (lambda c: (c / TOKENIZER).write_text("{}"), ConfigError, TOKENIZER),
+    "a tokenizer that panics": (
+        lambda c: write_tokenizer(c, decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}),
+        ConfigError,
+        TOKENIZER,
+    ),
     "a tokenizer that blocks": (lambda c: os.mkfifo(c / TOKENIZER), MalformedCheckpoint, TOKENIZER),
 }
 
@@ -223,6 +241,17 @@ def test_fixed_ids_stand_for_prompts_without_a_tokenizer(checkpoint: Path) -> No
     assert 0 <= int(prompts.ids.min()) <= int(prompts.ids.max()) < TINY.vocabulary
     assert not torch.equal(*prompts.ids)
     assert prompts.text([1, 2]) is None
+
+
+def test_padding_and_truncation_of_a_tokenizer_are_no_part_of_the_prompts(checkpoint: Path) -> None:
+    write_tokenizer(checkpoint)
+    plain = make_prompts(checkpoint, PROMPTS, TINY.vocabulary).ids
+    padding = {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0}
+    padding |= {"pad_to_multiple_of": None, "pad_token": "[PAD]"}
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 5}
+    write_tokenizer(checkpoint, padding=padding, truncation=cut)
+    assert torch.equal(make_prompts(checkpoint, PROMPTS, TINY.vocabulary).ids, plain)
+    assert plain.shape[1] > 2
 
 
 def test_prompts_are_cut_to_one_length_and_read_back() -> None:

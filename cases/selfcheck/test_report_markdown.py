@@ -9,7 +9,7 @@ import pytest
 from loadproof.cases.selfcheck.sealed_runs import write_run
 from loadproof.cases.selfcheck.test_report_samples import case_record, failing_record, run_of, store
 from loadproof.harness.outcome import Outcome
-from loadproof.harness.record import CheckRecord, Counts, ErrorRecord
+from loadproof.harness.record import CheckRecord, Counts, ErrorRecord, ModelRecord
 from loadproof.reports import cli, wording
 from loadproof.reports.hook import pytest_loadproof_run_written
 from loadproof.reports.html import render_html
@@ -82,6 +82,43 @@ def test_a_check_is_due_of_its_kind_of_case() -> None:
 def test_a_case_is_repeated_as_the_run_was_started(whole: str, interpreter: str, given: str) -> None:
     (case,) = cases_in_order(run_of(case_record("a"), commands={"run": whole}))
     assert case.rerun == f'{interpreter} -m pytest "{case_record("a").node_id}"{given}'
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ("loadproof.cases.models", "test_models.py"),
+        ("loadproof.cases.models loadproof.cases.layers", "models/test_models.py"),
+        ("loadproof.cases", "models/test_models.py"),
+        ("loadproof.cases.models", "../site-packages/loadproof/cases/models/test_models.py"),
+    ],
+)
+def test_a_case_of_an_installed_package_is_repeated_by_its_module(asked: str, path: str) -> None:
+    record = case_record("a").model_copy(update={"node_id": f"{path}::TestRealModels::test_x[a-b]"})
+    whole = f"python -m pytest --pyargs {asked} --loadproof-model=m -q"
+    (case,) = cases_in_order(run_of(record, commands={"run": whole}))
+    node = '"loadproof.cases.models.test_models::TestRealModels::test_x[a-b]"'
+    assert case.rerun == f"python -m pytest --pyargs {node} --loadproof-model=m"
+
+
+def test_what_a_models_proof_leaves_out_is_said_once() -> None:
+    model = ModelRecord(
+        architecture="llama",
+        decoder_layers=1,
+        fused_layers=4,
+        plain_tensors=3,
+        weight_bytes=1,
+        tokenizer="none: fixed token ids stand for the prompts",
+        prompts=[None],
+        prompt_ids=[[1]],
+        points=["model.norm"],
+        notes=["Scales of the cache are left out."],
+    )
+    cases = [case_record(name).model_copy(update={"model": model}) for name in "ab"]
+    markdown = render_markdown(run_of(*cases, case_record("c")))
+    assert "\n- Scales of the cache are left out. (model cases: 2)\n" in markdown
+    assert "\n- Tokenizer: none: fixed token ids stand for the prompts. (model cases: 2)\n" in markdown
+    assert "Tokenizer" not in render_markdown(run_of(case_record("c")))
 
 
 def test_a_good_run_has_one_command() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint.config import CONFIG, model_config, output_dtype, read_quantization
 from ..checkpoint.discovery import discover_layers, require_layers
 from ..checkpoint.kv_scales import kv_scales
-from ..checkpoint.layers import wrong
+from ..checkpoint.layers import tensor_names, wrong
 from ..checkpoint.names import members_of
 from ..checkpoint.reader import DTYPES, CheckpointReader
 from ..checkpoint.schemes import SchemePlan
@@ -57,6 +57,9 @@ def read_contents(checkpoint: Path) -> ModelContents:
         _require_depth(decoder_layers, len(reader.names), checkpoint)
         layers = discover_layers(reader, quantization, out_dtype)
         _require_known(layers, architecture, decoder_layers, checkpoint)
+        for name in (name for layer in layers for name in tensor_names(layer)):
+            # Raises MissingTensor.
+            reader.entry(name)
         plain = _plain(reader, layers, architecture, decoder_layers, out_dtype)
         notes = _notes(reader)
     if document.get("tie_word_embeddings"):
@@ -79,7 +82,7 @@ def _architecture(document: dict[str, Any], checkpoint: Path) -> Architecture:
             checkpoint / CONFIG,
             expected=f"model_type {', '.join(sorted(ARCHITECTURES))}",
             found=repr(found)[:100],
-            remedy="Prove its layers one by one, or add the architecture: docs/add-an-architecture.md.",
+            remedy="Add the architecture: docs/add-an-architecture.md, which says what fits.",
         )
     return ARCHITECTURES[found]
 
@@ -116,13 +119,24 @@ def _require_known(
     fused_on_disk = [
         layer.name for layer in layers if layer.projections[0].name == layer.name and members_of(layer.name)
     ]
-    if foreign or fused_on_disk:
+    if foreign:
         raise RefusedModel(
             checkpoint,
-            expected=f"quantised projections that {architecture.causal_lm} has",
-            found=", ".join((foreign or fused_on_disk)[:SHOWN_NAMES]),
-            remedy="Export the model as transformers names its modules, or prove its layers one by one.",
+            expected=f"quantised projections that {_declared(architecture)} names",
+            found=", ".join(foreign[:SHOWN_NAMES]),
+            remedy="Export the model as transformers names its modules, or complete that file.",
         )
+    if fused_on_disk:
+        raise RefusedModel(
+            checkpoint,
+            expected="projections that are stored one by one, so that there is something to fuse",
+            found=f"{', '.join(fused_on_disk[:SHOWN_NAMES])}, fused on disk",
+            remedy="Whole models of such an architecture are not supported: docs/add-an-architecture.md.",
+        )
+
+
+def _declared(architecture: Architecture) -> str:
+    return f"{architecture.causal_lm} in harness/models/{architecture.model_type}.py"
 
 
 def _plain(
@@ -138,9 +152,9 @@ def _plain(
     if unused.unread or foreign:
         raise RefusedModel(
             reader.path,
-            expected=f"only tensors that {architecture.causal_lm} uses",
+            expected=f"only tensors of modules that {_declared(architecture)} names",
             found=", ".join([*unused.unread, *foreign][:SHOWN_NAMES]),
-            remedy="Export the checkpoint without them, or prove its layers one by one.",
+            remedy="Export the model as transformers names its modules, or complete that file.",
         )
     plain = []
     for name in unused.unquantised:
