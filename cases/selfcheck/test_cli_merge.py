@@ -303,12 +303,11 @@ def _without_identity(value: Any) -> Any:
     return {name: _VOLATILE.get(name, _without_identity)(inner) for name, inner in value.items()}
 
 
-@pytest.mark.parametrize("text", ["5/4", ""])
-def test_option_that_names_no_shard_is_a_usage_error(tmp_path: Path, text: str) -> None:
-    process = start(tmp_path / "run", "--loadproof-shard", text)
+def test_option_that_names_no_shard_is_a_usage_error(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", "--loadproof-shard", "5/4")
     output = process.communicate(timeout=100)[0]
     assert process.returncode == 4
-    assert f"--loadproof-shard: shard: expected i/n with 1 <= i <= n, found '{text}'" in output
+    assert "--loadproof-shard: shard: expected i/n with 1 <= i <= n, found '5/4'" in output
 
 
 @pytest.mark.timeout(240)

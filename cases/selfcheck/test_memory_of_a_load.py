@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
+from loadproof.harness.daemon import DaemonJob
 from loadproof.harness.loaders import LayerStream
 from loadproof.harness.spec import LayerSpec, Projection, Scheme
 from loadproof.harness.tensor_bytes import memory_bytes
@@ -60,14 +61,14 @@ def test_the_peak_is_the_checkpoint_and_a_few_layers(tmp_path: Path) -> None:
         tensors[f"{projection.name}.weight"] = ones
         tensors[f"{projection.name}.weight_scale"] = torch.ones(projection.logical_width)
     write_checkpoint(tmp_path / "checkpoint", tensors, Scheme.FP8_PER_CHANNEL_PER_TOKEN)
-    job = {
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "layers": [layer.to_json() for layer in layers],
-        "socket": str(tmp_path / "s"),
-        "transport": "memfd",
-        "kernel": "reference",
-    }
-    command = [sys.executable, "-c", DAEMON, json.dumps(job)]
+    job = DaemonJob(
+        checkpoint=tmp_path / "checkpoint",
+        layers=tuple(layers),
+        socket=tmp_path / "s",
+        transport="memfd",
+        kernel="reference",
+    )
+    command = [sys.executable, "-c", DAEMON, json.dumps(job.to_json())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) <= (LAYERS + 10) * LAYER_BYTES, f"{int(done.stdout) / MIB:.0f} MiB"
 
