@@ -2,17 +2,17 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loadproof.fixtures import given
+from loadproof.fixtures import given, options
 from loadproof.harness.model_spec import ModelCaseSpec, ModelSpec, SyntheticModel
 from loadproof.harness.models import ARCHITECTURES
 from loadproof.harness.models.synthetic import write_model
@@ -70,7 +70,10 @@ def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, t
     author = ["-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run(["git", "init", "-q", str(start)], check=True)
     subprocess.run(["git", "-C", str(start), *author, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
-    command = [sys.executable, "-m", "pytest", "--pyargs", "loadproof.cases.models", "-q"]
+    # No process of the run may import what lies there: it may be a stranger's folder.
+    for name in ("json.py", "safetensors.py", "torch.py"):
+        (start / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    command = [str(Path(sys.executable).with_name("pytest")), "--pyargs", "loadproof.cases.models", "-q"]
     command += [
         "--loadproof-device",
         "cpu",
@@ -84,6 +87,7 @@ def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, t
     told = json.loads((start / ".loadproof" / "latest" / "run.json").read_text())
     head = subprocess.run(["git", "-C", str(start), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert told["environment"]["git"]["commit"] == head.stdout.strip()
+    assert not (tmp_path / "imported").exists()
     assert not (model / ".loadproof").exists()
     assert not (tmp_path / ".loadproof").exists()
 
@@ -137,34 +141,42 @@ def made(folder: Path) -> Path:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folder_that_is_none_is_a_usage_error(tmp_path: Path, name: str) -> None:
     make, found = FOLDERS[name]
-    done = run(make(tmp_path), "cases/models", "--collect-only")
-    assert done.returncode == USAGE_ERROR
-    (line,) = [line for line in done.stderr.splitlines() if line]
-    assert re.search(f"--loadproof-model '.*': expected the folder of a checkpoint, found {found}", line)
+    with pytest.raises(
+        pytest.UsageError, match=f": expected the folder of a checkpoint, found {found}"
+    ) as said:
+        options.read_options(config(tmp_path, model=str(make(tmp_path))))
+    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("option", ["model", "shard", "kernel", "out"])
-def test_option_whose_variable_was_never_set_is_a_usage_error(model: Path, option: str) -> None:
-    done = run(model, "cases/models", "--collect-only", f"--loadproof-{option}=")
+def test_option_whose_variable_was_never_set_is_a_usage_error(tmp_path: Path, option: str) -> None:
+    with pytest.raises(
+        pytest.UsageError, match=f"--loadproof-{option}: expected a value, found an empty word"
+    ):
+        options.read_options(config(tmp_path, **{option: ""}))
+
+
+def test_usage_error_of_an_option_ends_pytest(tmp_path: Path) -> None:
+    done = run(tmp_path / "nowhere", "cases/models", "--collect-only")
     assert done.returncode == USAGE_ERROR
-    assert f"--loadproof-{option}: expected a value, found an empty word" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line]
+    assert "expected the folder of a checkpoint, found No such file or directory" in line
+
+
+def config(start: Path, **given: str) -> pytest.Config:
+    """As much of pytest's as options are read from: what the command line gave, beside the defaults."""
+    stand_in = SimpleNamespace(
+        getoption=lambda name: given.get(name.removeprefix("loadproof_")),
+        getini=lambda name: "cpu" if name == "loadproof_device" else options._OPTIONS[name[10:]][0],
+        invocation_params=SimpleNamespace(dir=start),
+    )
+    return stand_in  # type: ignore[return-value]
 
 
 def test_look_that_takes_too_long_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given, "LOOKING_SECONDS", 0.01)
     with pytest.raises(pytest.UsageError, match="expected to be looked at within 0 s"):
         given.require_provable(model)
-
-
-def test_modules_in_the_models_folder_are_not_imported(model: Path, tmp_path: Path) -> None:
-    for name in ("json.py", "safetensors.py", "torch.py"):
-        (model / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
-    command = [str(Path(sys.executable).with_name("pytest")), "--pyargs", "loadproof.cases.models", "-q"]
-    command += ["--loadproof-device=cpu", "--loadproof-transport=memfd", "--loadproof-model=."]
-    command += [f"--loadproof-out={tmp_path / 'run'}"]
-    done = subprocess.run(command, cwd=model, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize("what", ["no-weights", "a-link-to-nothing", "a-link-outside"])
