@@ -129,6 +129,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], type[LoadproofError], str]] 
         MissingTensor,
         "model.layers.1.mlp.up_proj.weight_scale",
     ),
+    "a scale that is no number": (
+        lambda c: edit_tensors(c, lambda t: t["model.layers.1.mlp.up_proj.weight_scale"].fill_(torch.nan)),
+        BadScale,
+        "model.layers.1.mlp.up_proj.weight_scale",
+    ),
     "a norm that is missing": (
         lambda c: edit_tensors(c, lambda t: t.pop("model.norm.weight")),
         WrongTensor,

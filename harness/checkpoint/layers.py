@@ -83,22 +83,36 @@ def checked_projections(
 def _checked(
     layer: LayerSpec, projection: Projection, tensors: Mapping[str, torch.Tensor], origin: Path
 ) -> ProjectionTensors:
-    def take(suffix: str) -> tuple[torch.Tensor, str]:
-        name = f"{projection.name}.{suffix}"
-        where = f"{origin}: {name}"
-        if name not in tensors:
-            raise MissingTensor(where, expected="this tensor", found="none", remedy=REMEDY)
-        return tensors[name], where
-
     width = projection.logical_width
-    per_tensor = layer.scheme is Scheme.FP8
+    weight_scale, input_scale = checked_scales(layer, projection, tensors, origin)
     return ProjectionTensors(
         projection=projection,
-        weight=_weight(*take("weight"), (width, layer.logical_k)),
-        weight_scale=checked_scale(*take("weight_scale"), None if per_tensor else width),
-        input_scale=checked_scale(*take("input_scale"), None) if per_tensor else None,
-        bias=_bias(*take("bias"), width) if layer.bias else None,
+        weight=_weight(*_taken(projection, "weight", tensors, origin), (width, layer.logical_k)),
+        weight_scale=weight_scale,
+        input_scale=input_scale,
+        bias=_bias(*_taken(projection, "bias", tensors, origin), width) if layer.bias else None,
     )
+
+
+def checked_scales(
+    layer: LayerSpec, projection: Projection, tensors: Mapping[str, torch.Tensor], origin: Path
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight scale and input scale, as in `ProjectionTensors`; raises as `checked_projections`."""
+    weight_scale, where = _taken(projection, "weight_scale", tensors, origin)
+    if layer.scheme is not Scheme.FP8:
+        return checked_scale(weight_scale, where, projection.logical_width), None
+    input_scale = checked_scale(*_taken(projection, "input_scale", tensors, origin))
+    return checked_scale(weight_scale, where), input_scale
+
+
+def _taken(
+    projection: Projection, suffix: str, tensors: Mapping[str, torch.Tensor], origin: Path
+) -> tuple[torch.Tensor, str]:
+    name = f"{projection.name}.{suffix}"
+    where = f"{origin}: {name}"
+    if name not in tensors:
+        raise MissingTensor(where, expected="this tensor", found="none", remedy=REMEDY)
+    return tensors[name], where
 
 
 def wrong(where: str, expected: object, found: object) -> WrongTensor:

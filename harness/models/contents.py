@@ -1,4 +1,4 @@
-"""What a model's checkpoint holds, by its configs and headers; no weight is read."""
+"""What a model's checkpoint holds, by its configs, headers and scales; no weight is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from ..checkpoint.config import CONFIG, model_config, output_dtype, read_quantization
 from ..checkpoint.discovery import discover_layers, require_layers
 from ..checkpoint.kv_scales import kv_scales
-from ..checkpoint.layers import tensor_names, wrong
+from ..checkpoint.layers import checked_scales, tensor_names, wrong
 from ..checkpoint.names import members_of
 from ..checkpoint.reader import DTYPES, CheckpointReader
 from ..checkpoint.schemes import SchemePlan
@@ -57,9 +57,7 @@ def read_contents(checkpoint: Path) -> ModelContents:
         _require_depth(decoder_layers, len(reader.names), checkpoint)
         layers = discover_layers(reader, quantization, out_dtype)
         _require_known(layers, architecture, decoder_layers, checkpoint)
-        for name in (name for layer in layers for name in tensor_names(layer)):
-            # Raises MissingTensor.
-            reader.entry(name)
+        _require_tensors(layers, reader)
         plain = _plain(reader, layers, architecture, decoder_layers, out_dtype)
         notes = _notes(reader)
     if document.get("tie_word_embeddings"):
@@ -133,6 +131,17 @@ def _require_known(
             found=f"{', '.join(fused_on_disk[:SHOWN_NAMES])}, fused on disk",
             remedy="Whole models of such an architecture are not supported: docs/add-an-architecture.md.",
         )
+
+
+def _require_tensors(layers: Sequence[LayerSpec], reader: CheckpointReader) -> None:
+    """Raise MissingTensor for any; for scales, which are small enough to be read, BadScale and WrongTensor."""
+    for layer in layers:
+        names = tensor_names(layer)
+        for name in names:
+            reader.entry(name)
+        scales = reader.load([name for name in names if name.endswith("_scale")])
+        for projection in layer.projections:
+            checked_scales(layer, projection, scales, reader.path)
 
 
 def _declared(architecture: Architecture) -> str:
