@@ -84,10 +84,11 @@ def _checked(
     layer: LayerSpec, projection: Projection, tensors: Mapping[str, torch.Tensor], origin: Path
 ) -> ProjectionTensors:
     width = projection.logical_width
+    weight = _weight(*_taken(projection, "weight", tensors, origin), (width, layer.logical_k))
     weight_scale, input_scale = checked_scales(layer, projection, tensors, origin)
     return ProjectionTensors(
         projection=projection,
-        weight=_weight(*_taken(projection, "weight", tensors, origin), (width, layer.logical_k)),
+        weight=weight,
         weight_scale=weight_scale,
         input_scale=input_scale,
         bias=_bias(*_taken(projection, "bias", tensors, origin), width) if layer.bias else None,

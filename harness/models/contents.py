@@ -134,7 +134,7 @@ def _require_known(
 
 
 def _require_tensors(layers: Sequence[LayerSpec], reader: CheckpointReader) -> None:
-    """Raise MissingTensor for any; for scales, which are small enough to be read, BadScale and WrongTensor."""
+    """Raise MissingTensor for any tensor; BadScale and WrongTensor for scales, small enough to be read."""
     for layer in layers:
         names = tensor_names(layer)
         for name in names:
