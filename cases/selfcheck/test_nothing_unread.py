@@ -1,5 +1,6 @@
 """What stands beside a layer's tensors is never left unread in silence; configs are files, of one opinion."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from loadproof.harness.checkpoint.config import CONFIG, HF_QUANT_CONFIG, read_quantization
 from loadproof.harness.checkpoint.digest import config_digests
+from loadproof.harness.checkpoint.layers import require_nothing_more
 from loadproof.harness.checkpoint.writer import synthetic_tensors, write_checkpoint
 from loadproof.harness.errors import ConfigError, MalformedCheckpoint, RefusedScheme, WrongTensor
 from loadproof.harness.loaders import LayerStream, load_from_disk
@@ -29,6 +31,15 @@ def test_tensor_that_the_scheme_does_not_use_is_named(suffix: str, tmp_path: Pat
     for load in (lambda: load_from_disk(tmp_path, [LAYER]), lambda: list(LayerStream(tmp_path, [LAYER]))):
         with pytest.raises(WrongTensor, match=f"{Q}.{suffix}"):
             load()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_bias_that_one_of_two_layers_leaves_out_is_named(tmp_path: Path, swapped: bool) -> None:
+    biased = dataclasses.replace(LAYER, name=f"copy.{LAYER.name}", bias=True)
+    names = list(synthetic_tensors(biased, 1, False))
+    require_nothing_more([biased], names, tmp_path)
+    with pytest.raises(WrongTensor, match=f"{Q}.bias"):
+        require_nothing_more([biased, LAYER] if swapped else [LAYER, biased], names, tmp_path)
 
 
 def test_scales_of_the_kv_cache_may_stand_beside(tmp_path: Path) -> None:

@@ -50,7 +50,12 @@ def require_nothing_more(layers: Sequence[LayerSpec], names: Iterable[str], orig
         names: of all tensors of the checkpoint.
         origin: file or folder that the message names.
     """
-    used = {projection.name: set(tensor_names(each)) for each in layers for projection in each.projections}
+    used: dict[str, set[str]] = {}
+    for layer in layers:
+        asked = set(tensor_names(layer))
+        for projection in layer.projections:
+            # Where several layers ask for one, what only some of them use is read by none of the others.
+            used[projection.name] = asked & used.get(projection.name, asked)
     for name in names:
         module, _, suffix = name.rpartition(".")
         if module in used and name not in used[module] and suffix not in OF_THE_KV_CACHE:
