@@ -114,7 +114,7 @@ def _limits(cases: list[CaseView]) -> str:
     for case in cases:
         if case.record and (model := case.record.model):
             said.update(model.notes)
-            said.update([f"Tokenizer: {model.tokenizer}."] if model.tokenizer.startswith("none") else [])
+            said.update([f"Tokenizer: {model.tokenizer}."] if None in model.prompts else [])
     lines = [f"- {escape(note)} (model cases: {count})" for note, count in said.items()]
     return _within(lines, len(lines), _PART_BYTES, "- {} more limits in report.html")
 

@@ -15,7 +15,6 @@ from .load import Run
 from .verdicts import RouteVerdicts, route_verdicts
 
 MODEL_OPTION = "--loadproof-model"
-PACKAGE = "loadproof.cases"
 
 
 @dataclass(frozen=True)
@@ -137,22 +136,9 @@ def _pytest_command(node_id: str, whole: str) -> str:
     """One case as the whole run's command would run it: its interpreter, and the model that it was given."""
     interpreter = re.match(r"[\w./+-]+(?= -m pytest)", whole)
     given = re.search(rf" ({re.escape(MODEL_OPTION)}[ =](?:'[^']*'|\S+))", whole)
-    node = _as_module(node_id, whole)
-    plain = re.fullmatch(r"[\w\-./:\[\] ,=+@%]+", node)
-    quoted = f'"{node}"' if plain else shlex.quote(node)
-    options = ("--pyargs " if node != node_id else "", f" {given[1]}" if given else "")
-    return f"{interpreter[0] if interpreter else 'python'} -m pytest {options[0]}{quoted}{options[1]}"
-
-
-def _as_module(node_id: str, whole: str) -> str:
-    """The node by its module, where the run named packages: pytest's own path is then below any folder."""
-    packages = re.findall(rf"(?<= ){re.escape(PACKAGE)}[\w.]*(?= |$)", whole)
-    if "--pyargs" not in whole.split() or not packages:
-        return node_id
-    path, colons, test = node_id.partition("::")
-    parts = path.removesuffix(".py").split("/")
-    if "cases" in parts:
-        below = parts[parts.index("cases") + 1 :]
-    else:
-        below = [*packages[0].split(".")[2:], *parts] if len(packages) == 1 else parts
-    return ".".join([PACKAGE, *below]) + colons + test
+    plain = re.fullmatch(r"[\w\-./:\[\] ,=+@%]+", node_id)
+    quoted = f'"{node_id}"' if plain else shlex.quote(node_id)
+    # By a module, where the run named packages.
+    package = "" if node_id.partition("::")[0].endswith(".py") else "--pyargs "
+    option = f" {given[1]}" if given else ""
+    return f"{interpreter[0] if interpreter else 'python'} -m pytest {package}{quoted}{option}"

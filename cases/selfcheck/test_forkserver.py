@@ -224,11 +224,14 @@ def test_preload_that_harms_costs_one_server(
     server = Forkserver()
     try:
         first, used = server._server.process.pid, set()
+        server.prepare(replace(CPU, transformers=True))
+        ahead = spare(server).pid
         for index in range(2):
             child = start(server, replace(CPU, transformers=True), tmp_path / f"{index}")
             assert child.wait(30) == 1
             assert "KeyError" in child.stderr_tail()
             used.add(server._server.process.pid)
+            assert (child.pid == ahead) is (index == 0)
     finally:
         server.close()
     assert len(used) == 1

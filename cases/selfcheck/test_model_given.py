@@ -87,6 +87,11 @@ def test_run_is_written_where_it_was_started_and_not_in_the_model(model: Path, t
     told = json.loads((start / ".loadproof" / "latest" / "run.json").read_text())
     head = subprocess.run(["git", "-C", str(start), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert told["environment"]["git"]["commit"] == head.stdout.strip()
+    (case,) = (start / ".loadproof" / "latest" / "evidence").iterdir()
+    repeat = json.loads(case.read_text())["node_id"]
+    asked = [command[0], "--pyargs", repeat, "-q", "--collect-only", *command[4:]]
+    again = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 test collected" in again.stdout, again.stdout + again.stderr
     assert not (tmp_path / "imported").exists()
     assert not (model / ".loadproof").exists()
     assert not (tmp_path / ".loadproof").exists()
