@@ -1,6 +1,8 @@
 """The parts of a model's engine: shims, the built model, generation and its description."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +131,30 @@ def test_description_names_ties_buffers_and_modes(loaded: Loaded, tmp_path: Path
     assert "training False" in described["module model.layers.0.self_attn"]
     assert described["attention"] == "eager"
     assert "logical_width" in described["module model.layers.0.self_attn.k_proj"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (torch.zeros(2), torch.ones(2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros, torch.ones),
+        ([1, "a"], [1, "b"]),
+        ({"a": 1}, {"a": 2}),
+        ({"a", "b"}, {"a", "c"}),
+        (transformers.GenerationConfig(), transformers.GenerationConfig(top_k=3)),
+    ],
+    ids=["kind", "bytes", "dtype", "function", "list", "mapping", "set", "config"],
+)
+def test_description_tells_attributes_apart(loaded: Loaded, tmp_path: Path, one: Any, other: Any) -> None:
+    model = built(tmp_path, loaded)[0]
+
+    def described(value: Any) -> str:
+        vars(model.get_submodule("model.norm"))["more"] = value
+        return describe_model(model)["module model.norm"]
+
+    assert described(one) == described(copy.deepcopy(one)) != described(other)
 
 
 @pytest.mark.parametrize("last", [256, 127])

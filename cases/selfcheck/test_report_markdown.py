@@ -207,6 +207,7 @@ def test_render_writes_markdown_where_it_is_told_and_prints_it_otherwise(
     assert capsys.readouterr().out == ""
     assert command(monkeypatch, "render", folder, "--markdown") == 0
     assert capsys.readouterr().out == (tmp_path / "out.md").read_text()
+    assert (tmp_path / "out.md").read_text().startswith("## loadproof: NOT EQUIVALENT")
 
 
 def test_render_says_in_which_folder_it_wrote(
